@@ -1,4 +1,4 @@
-"""A loop that is marked by torch's own hooks: Fabric's, transformers' Trainer's, or a program's own."""
+"""A loop without a Lightning Trainer, which torch's own hooks mark: of Fabric, transformers' Trainer, or a program."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ _DTYPE_NAMES = {
 
 @dataclass(eq=False)
 class HookedLoop:
-    """The facts of such a loop. What is not stated is taken from what its marks have seen."""
+    """The facts of such a loop. Facts that its framework does not state are taken from what its marks have seen."""
 
     # the outermost modules; those of further optimizers are added
     modules: list[nn.Module]
-    optimizers: list[Any]  # further ones that step are added
+    optimizers: list[Any]  # further optimizers that step are added
     framework: FrameworkFacts = field(default_factory=FrameworkFacts)
     loader: Any = None
     tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
-    # gets each batch of the loop
+    # receives each batch of the loop
     count_batch: Callable[[Any], object] = lambda batch: None
     marks: HookMarks | None = field(default=None, init=False)
-    # the model of the first call that was marked, and its arguments without data
+    # the model of the first call that was marked, and the call's arguments without data
     _first_call: tuple[nn.Module, Any] | None = field(default=None, init=False)
-    _together: LoopModules | None = field(default=None, init=False)
+    # several ``modules`` as one
+    _all_modules: LoopModules | None = field(default=None, init=False)
 
     can_fuse_optimizers: bool = field(default=True, init=False)
     step_number: int = field(default=0, init=False)
@@ -69,7 +70,8 @@ class HookedLoop:
     traces_by_itself: bool = field(default=False, init=False)
     steps_by_itself: bool = field(default=True, init=False)
     is_trial: bool = field(default=False, init=False)
-    clips: bool | None = field(default=True, init=False)  # what was clipped was marked
+    # True, because the marks show clipping if there is any
+    clips: bool | None = field(default=True, init=False)
 
     @property
     def kind(self) -> LoopKind:
@@ -109,25 +111,20 @@ class HookedLoop:
         return self._seen_precision()
 
     def _seen_precision(self) -> str:
-        """Return the dtype of the weights, or of autocast where the model was first called."""
+        """Return the precision, such as ``bf16-mixed``, as weights and the state of autocast show it."""
         dtypes = set()
         for module in self.modules:
-            dtypes |= {
-                parameter.dtype
-                for parameter in module.parameters()
-                if parameter.requires_grad
-            }
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    dtypes.add(parameter.dtype)
         weights = "32"
         if len(dtypes) == 1:
             weights = _DTYPE_NAMES.get(dtypes.pop(), "32")
         autocast = None if self.marks is None else self.marks.autocast
-        is_mixed = autocast is not None and autocast.is_on and weights == "32"
-        if (
-            autocast is not None
-            and is_mixed
-            and autocast.dtype in (torch.bfloat16, torch.float16)
-        ):
-            return f"{_DTYPE_NAMES[autocast.dtype]}-mixed"
+        if autocast is not None and autocast.is_on and weights == "32":
+            is_half_precision = autocast.dtype in (torch.bfloat16, torch.float16)
+            if is_half_precision:
+                return f"{_DTYPE_NAMES[autocast.dtype]}-mixed"
         return f"{weights}-true"
 
     @property
@@ -141,13 +138,13 @@ class HookedLoop:
     def module(self) -> nn.Module:
         if len(self.modules) == 1:
             return _unwrapped(self.modules[0])
-        if self._together is None or len(self._together) != len(self.modules):
-            self._together = LoopModules(self.modules)
-        return self._together
+        if self._all_modules is None or len(self._all_modules) != len(self.modules):
+            self._all_modules = LoopModules(self.modules)
+        return self._all_modules
 
     @property
     def is_compiled(self) -> bool:
-        # Asked of the wrappers: Fabric keeps the plain module beside the compiled one.
+        # The wrappers are checked, because Fabric keeps the plain module beside the compiled one.
         return any(is_compiled_in(module) for module in self.modules)
 
     @property
@@ -160,7 +157,7 @@ class HookedLoop:
 
     @property
     def holdings(self) -> Holdings:
-        """What this rank holds of the weights: all of them, shards, or unknown, where a wrapper hides them."""
+        """What this rank holds of the weights: all of them, shards, or unknown if a wrapper hides them."""
         for optimizer in self.optimizers:
             is_of_deepspeed = type(optimizer).__module__.startswith("deepspeed.")
             if is_of_deepspeed or hasattr(optimizer, "consolidate_state_dict"):
@@ -185,7 +182,7 @@ class HookedLoop:
     def note_call(self, module: nn.Module, arguments: Any) -> None:
         """Keep the shapes of the positional and named ``arguments`` of a call of ``module``, for a rehearsal."""
         with suppress(UncountableError):
-            # something among them has no shape: then it cannot be rehearsed
+            # If an argument has no shape, the call cannot be rehearsed.
             self._first_call = module, without_data(arguments)
 
     def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
@@ -212,7 +209,7 @@ class HookedLoop:
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> HookMarks:
         """Return new marks of this loop, which are not installed yet."""
-        if self.marks is not None:  # they could not be installed whole
+        if self.marks is not None:  # because installing them has failed halfway
             self.marks.restore()
         self.marks = HookMarks(
             timeline,
@@ -235,7 +232,7 @@ class HookedLoop:
         return None
 
     def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
-        """Return what counts the batches of this loop, with the program's own count of tokens if it has one."""
+        """Return the counter of the batches of this loop, with the program's own count of tokens if it has one."""
         counter: object = self.module
         if self.tokens_in is not None:
             counter = SimpleNamespace(tokens_in=self.tokens_in)

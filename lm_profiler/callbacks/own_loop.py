@@ -169,7 +169,7 @@ def profile(
         log_dir: folder of all runs; the folder of this run is ``<name>/version_<n>`` below it.
         verbose: print all figures at the end, not only the most important ones.
         quiet: print neither progress nor the table.
-        export_trackers: log the figures of the default table to Fabric's own loggers, after the stages.
+        export_trackers: log the figures of the usual table to Fabric's own loggers, after the stages.
 
     Raises:
         UsageError: an option is wrong, or ``parties`` contains something other than models and optimizers.

@@ -23,7 +23,7 @@ _MOST_BYTES = 64 * 2**20
 def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float]:
     """Return the known figures of a run, by names that every tracker accepts.
 
-    They are the figures of the default table of runs, or with ``"all"`` those of files for programs.
+    They are the figures of the usual table of runs, or with ``"all"`` those of files for programs.
     """
     place = Place.FILE if wanted == "all" else Place.TABLE
     values = dict[str, float]()

@@ -1,7 +1,7 @@
-"""The boundary between training and its instruments: an instrument may fail, training must not.
+"""The boundary between training and its instruments: an instrument may fail, but training must not.
 
-All code of ours that training calls (hooks, profiler actions, observers of marks, wrapped methods) belongs to a
-``Guard``. If an instrument raises, it is disabled and the error is reported once; training continues as without it.
+All code of ours that training calls (hooks, profiler actions, observers of marks, wrapped methods) runs in a ``Guard``.
+If an instrument raises, it is disabled and the error is reported once. Training is not affected.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from lm_profiler.torch_names import NameMissing
 
 Result = TypeVar("Result")
 
-# what a message says of most parts: they failed, and the profile goes on without them
+# the end of most messages: an instrument has failed, and the profile continues without it
 _TAKEN_OUT = "failed and was taken out"
-_MOST_CHARACTERS = 300  # of an error's message that are shown
+_MOST_CHARACTERS = 300  # that are shown of an error's message
 
 
 @dataclass(eq=False)
 class Guard:
     """Runs the code of one instrument for training, and disables it when it fails.
 
-    On the hot path, where each frame counts, write ``try: ... except BaseException as error: guard.handle(error)`` in
-    place of ``run``.
+    On the hot path, where each frame counts, ``try: ... except BaseException as error: guard.handle(error)`` is written
+    out instead of ``run``.
     """
 
     name: str  # the instrument's name in the message
-    report: Callable[[str], object]  # gets the message that it failed and why, once
+    report: Callable[[str], object]  # receives one message if the instrument fails
     # undoes what the instrument did to training's objects
     leave: Callable[[], object] = lambda: None
-    outcome: str = _TAKEN_OUT  # what the message says happened
-    # whether it failed, or was left out
+    outcome: str = _TAKEN_OUT  # what has happened, in the message
+    # whether the instrument failed, or was left out
     is_disabled: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
 
     def handle(self, error: BaseException) -> None:
-        """Disable the instrument and report the ``error``, once.
+        """Disable the instrument and report the ``error``; later errors are not reported.
 
         An error from outside (Ctrl-C, or raised in a signal handler) is raised again instead.
         """
@@ -77,7 +77,7 @@ class Guard:
         return None
 
     def disable(self, reason: str) -> None:
-        """Leave the instrument out for a ``reason`` that is no error: it would harm what it observes."""
+        """Leave the instrument out for a ``reason`` other than an error: for example, it would disturb others."""
         self.is_disabled = True
         self.report(f"{self.name} left out: {reason}")
 
@@ -90,7 +90,7 @@ class Guard:
     def run(
         self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None
     ) -> Result | None:
-        """Return what ``call`` returns; ``otherwise`` where it fails, and from then on."""
+        """Return what ``call`` returns, or ``otherwise`` if it fails or the instrument is disabled."""
         if self.is_disabled:
             return otherwise
         try:
@@ -107,18 +107,18 @@ class Guard:
 def try_or_note(
     subject: str, find: Callable[[], Result], notes: list[str]
 ) -> Result | None:
-    """Return what ``find`` returns; where it raises, return None and note that the ``subject`` is unknown and why.
+    """Return what ``find`` returns; if it raises, return None, and note that the ``subject`` is unknown and why.
 
-    Any error counts: user code (module, loader, logger) or a driver runs in there, and the run itself succeeded.
+    Every error is caught: ``find`` runs user code (module, loader, logger) or a driver, and the run itself succeeded.
     """
     return Guard(subject, notes.append, outcome="unknown").run(find)
 
 
 @dataclass(eq=False, slots=True)
 class Hook:
-    """A guarded callable that is stored in an object of training's.
+    """A guarded callable that is stored in an object of training.
 
-    Copies and pickles of that object get a callable that does nothing, and can be loaded without this package.
+    Copies and pickles of that object have a callable that does nothing, and can be loaded without this package.
     """
 
     guard: Guard
@@ -128,7 +128,7 @@ class Hook:
         return self.guard.run(self.call, *args)
 
     def __reduce__(self) -> Any:
-        # A bound method of the standard library that takes any arguments and returns None.
+        # the copy is a bound method of the standard library that takes any arguments and returns None
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -152,9 +152,9 @@ def comes_from_outside(error: BaseException) -> bool:
 def _handles_a_signal(frame: FrameType) -> bool:
     """Return whether ``frame`` is the call of a signal handler.
 
-    Python calls a handler with a number and the interrupted frame, which is the handler's caller. A tracer gets that
-    frame too, but no number before it. ``signal.getsignal`` cannot help: a handler may be an object, be called by
-    another handler, or have been replaced.
+    Python calls a handler with a number and the interrupted frame, which is also the handler's caller. A trace function
+    gets that frame too, but no number before it. ``signal.getsignal`` does not help: a handler may be an object, may be
+    called by another handler, or may have been replaced since.
     """
     caller = frame.f_back
     if caller is None:
@@ -192,7 +192,7 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error's message, without secrets, cut between words where it is too long."""
+    """Return the first line of the error's message without secrets; if it is too long, it is cut between words."""
     lines = mask_text(message_of(error)).strip().splitlines()
     if not lines:
         return ""
@@ -224,9 +224,13 @@ def print_message(text: str) -> None:
 
 
 def write_text(stream: TextIO | None, text: str) -> None:
-    """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError if it is closed.
+    """Write ``text`` at once; characters that the encoding lacks are escaped.
 
-    Nothing stays in the stream's buffer, where it would fail once more when the program ends.
+    Nothing stays in the stream's buffer, where a failed write would be repeated when the program ends.
+
+    Raises:
+        OSError: the stream cannot be written to.
+        ValueError: the stream is closed.
     """
     if stream is None:
         return

@@ -1,7 +1,7 @@
-"""Parts of a module's own code that the program marks, such as its loss: rows of their own in the tables.
+"""Lets a program mark parts of its own code, such as its loss, which then have rows of their own in the tables.
 
-Imports no torch, so that ``lm_profiler.part`` costs nothing where nothing is profiled. Outside of steps that are timed
-or traced a part does nothing. Code that torch.compile compiles has no parts.
+Does not import torch, so that ``lm_profiler.part`` costs nothing where nothing is profiled. A part does nothing outside
+of timed and traced steps, and in code that torch.compile compiles.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-PART_TYPE = "part"  # stands where the range of a module has its class
+PART_TYPE = "part"  # in the name of a range, in place of the class of a module
 
 Opener = Callable[[str], AbstractContextManager[Any]]
 
 
 class Timer(Protocol):
-    """Takes the beginnings and ends of parts."""
+    """Times parts."""
 
     @property
     def begin(self) -> Callable[[], Any]:
@@ -24,17 +24,17 @@ class Timer(Protocol):
 
     @property
     def end(self) -> Callable[[str, Any], Any]:
-        """A function that gets the name of a part that ends, and the instant at which it began."""
+        """A function that takes the name of a part that ends, and the instant at which it began."""
 
 
 class _Listener:
-    """What is called when a part begins and ends: a timer in measured steps, an opener of ranges in traced ones."""
+    """What parts call when they begin and end: a timer in measured steps, an opener of ranges in traced steps."""
 
     def __init__(self) -> None:
         self.opener: Opener | None = None
         self.timer: Timer | None = None
-        # torch.compile traces only the call of this function and reads nothing else of this object, so a new timer or
-        # opener causes no recompilation. ``ask_compiler`` replaces it by torch's.
+        # ``ask_compiler`` replaces it by torch's function. torch.compile traces only the call of this function and reads
+        # nothing else of this object, so a new timer or opener causes no recompilation.
         self.is_compiling: Callable[[], bool] = lambda: False
 
 
@@ -52,15 +52,15 @@ def time_parts(timer: Timer | None) -> None:
 
 
 def ask_compiler(is_compiling: Callable[[], bool]) -> None:
-    """Have parts ask ``is_compiling``, torch's, whether torch.compile traces them, in which they do nothing."""
+    """Have parts do nothing while ``is_compiling`` returns True, because torch.compile traces them."""
     _listener.is_compiling = is_compiling
 
 
 class part:
     """Mark code as a part of its own: ``with lm_profiler.part("loss"):``.
 
-    The table of phases has a row for its time in a measured step. In the tables of a traced step its work, and that of
-    its backward pass, stands in a row of this name, as that of a module does. In other steps it does nothing.
+    The table of phases has a row for its time in a measured step. The tables of a traced step have a row of this name
+    for its work and that of its backward pass, as for a module. In other steps it does nothing.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Reads torch's flight recorder: a ring buffer with every collective call of this process and its wall-clock time.
 
 It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. On a GPU
-the host only enqueues, and the time of its call does not show when the device gets there: NCCL is set to time its calls
-there, and waits of the computing stream are timed by ``StreamWaits``.
+the host only enqueues a call, so its time does not show when the device executes it. There NCCL times its calls, and
+``StreamWaits`` times the waits of the computing stream.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from lm_profiler.torch_names import (
     WORLD,
 )
 
-Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest first
+Dump = Callable[
+    [], Sequence[Mapping[str, Any]]
+]  # returns the ring's entries, the oldest first
 
-_TRIES = 20  # attempts to read two clocks at the same time; the closest counts, and is within a microsecond
+_TRIES = 20  # attempts to read two clocks at the same time; the closest pair counts, and is within a microsecond
 
-_PATIENCE_S = 2.0  # seconds: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second
-_RETRY_S = 0.05  # seconds between two readings of the ring
+# How long to wait for durations: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second.
+_PATIENCE_S = 2.0
+_RETRY_S = 0.05  # between two readings of the ring
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
-# time and this constant, the wall clock was set.
+# elapsed time and this constant, the wall clock was set.
 _DRIFT = 1e-5
-_JITTER_NS = 100_000  # of reading one clock after the other
+_JITTER_NS = 100_000  # because one clock is read after the other
 
 
 class CollectiveCall(NamedTuple):
@@ -52,10 +55,10 @@ class CollectiveCall(NamedTuple):
 
 
 def flight_recorder(device_type: str) -> Dump | None:
-    """Return a reader of this process's ring for collectives of ``device_type``; None if this torch has none.
+    """Return a reader of this process's ring for collectives of ``device_type``; None if this torch has no ring.
 
-    Reading takes some 10 µs per entry and leaves the ring unchanged. NCCL has its own ring. Call it once the
-    process group exists: torch 2.15 records that through hooks, in a ring of another name.
+    Reading takes some 10 µs per entry and does not change the ring. NCCL has its own ring. Call this when the process
+    group exists, because torch 2.15 may record the group through hooks, in another ring.
     """
     if not torch.distributed.is_available():
         return None
@@ -66,11 +69,11 @@ def flight_recorder(device_type: str) -> Dump | None:
     has_own_ring = device_type == "cuda" and backend is None
     recorder = NCCL_RECORDER if has_own_ring else FLIGHT_RECORDER
     dump = recorder.find_or(None)
-    if dump is None:  # a build without NCCL lacks one of them
+    if dump is None:  # such as in a build without NCCL
         return None
 
     def read_entries() -> Sequence[Mapping[str, Any]]:
-        # collectives of all states, without stacks
+        # with collectives, without stack traces, and not only those that are active
         ring = pickle.loads(dump(True, False, False, **options))
         entries: Sequence[Mapping[str, Any]] = ring.get("entries", [])
         return entries
@@ -115,7 +118,7 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
 
 
 def oldest_pending_call(entries: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None if all have."""
+    """Return the oldest of ``entries`` that has not ended, such as ``gloo:broadcast number 7``; None if all have."""
     for entry in entries:
         has_ended = entry.get("retired", True)
         if not has_ended:
@@ -189,7 +192,7 @@ class Arrivals:
 
 
 def time_collectives() -> None:
-    """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off."""
+    """Switch on NCCL's timing for all groups, at the cost of two events per collective. It cannot be switched off."""
     for group in list(WORLD.find().pg_map):
         TIME_COLLECTIVES.get(group)()
 
@@ -213,30 +216,26 @@ def read_timed_ring(
 def reduces_in_backward(wrapped: object) -> bool:
     """Return whether gradients are exchanged during backward, so that ranks wait only for the last exchange.
 
-    So DDP does. A wrapper that reports when it finishes may override this (``training.data_parallel``).
+    DDP does that. So does a wrapper with ``finish_gradient_synchronization`` (``training.data_parallel``), unless its
+    attribute ``reduces_in_backward`` is False.
     """
     if isinstance(wrapped, DistributedDataParallel):
         return True
-    return bool(
-        getattr(
-            wrapped,
-            "reduces_in_backward",
-            hasattr(wrapped, "finish_gradient_synchronization"),
-        )
-    )
+    finishes_later = hasattr(wrapped, "finish_gradient_synchronization")
+    return bool(getattr(wrapped, "reduces_in_backward", finishes_later))
 
 
 def most_reductions(wrapped: object) -> int | None:
-    """Return how many all-reduces DDP calls in a backward at most: one for each of its buckets.
+    """Return how many all-reduces DDP calls in a backward pass at most: one for each of its buckets.
 
-    None if ``wrapped`` is no DDP, or has a communication hook of the user's, which may call anything.
+    None if ``wrapped`` is not DDP, or has a communication hook of the user, which may make any calls.
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
     facts = DDP_FACTS.get(wrapped)()
     if facts.get("comm_hook"):
         return None
-    # then DDP never rebuilds its first buckets
+    # With this option DDP never rebuilds its first buckets.
     reduces_what_was_used = wrapped.find_unused_parameters
     sizes: str | None = None  # of the buckets, with commas between them
     if facts.get("has_rebuilt_buckets"):
@@ -252,21 +251,24 @@ def most_reductions(wrapped: object) -> int | None:
 
 
 class StreamWait(NamedTuple):
-    """One wait of the computing stream: when the host enqueued it, and the stream's events before and after it."""
+    """One wait of the computing stream."""
 
-    at_ns: int
-    begin: torch.Event
-    end: torch.Event
+    at_ns: int  # when the host enqueued it
+    begin: torch.Event  # the stream's event before the wait
+    end: torch.Event  # and after it
 
 
 class StreamWaits:
-    """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
+    """Notes every wait of the computing stream for another stream from ``start`` to ``stop``, by two events each.
 
-    FSDP issues its collectives early, on its own streams, and has the computing stream wait where it needs the
-    results. The duration of a collective hardly shows that wait: two that queue behind each other both take long,
-    while the computing stream is busy.
+    FSDP issues its collectives early, on its own streams, and the computing stream waits when it needs the results. The
+    duration of a collective hardly shows that wait: two collectives in a queue both take long, while the computing
+    stream is busy.
 
-    ``record`` returns an instant of the current stream, ``clock`` is the host's of the marks.
+    Args:
+        record: returns an instant of the current stream.
+        clock: the host's clock of the marks.
+        cuda: has the functions of ``torch.cuda``.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class StreamWaits:
         self.waits: list[StreamWait] = []
 
     def start(self) -> None:
-        """Start; the stream that is current now counts as the computing one."""
+        """Start noting waits; the current stream counts as the computing stream."""
         computing_stream = self._cuda.current_stream()
         wait_event = self._cuda.Stream.wait_event
         set_stream = self._cuda.set_stream
@@ -316,7 +318,7 @@ class StreamWaits:
         setattr(owner, name, function)
 
     def stop(self) -> None:
-        """Restore torch's functions; calling it twice does no harm."""
+        """Restore torch's functions; may be called twice."""
         self._undo.close()
 
     def is_on_other_stream(self, at_ns: int) -> bool:

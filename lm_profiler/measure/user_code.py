@@ -1,4 +1,4 @@
-"""Distinguishes the profiled program's code from libraries, by its file."""
+"""Distinguishes the code of the profiled program from that of libraries, by its file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWN = f"{_ROOT}/lm_profiler/"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 _LOOPS = ("/lightning/pytorch/loops/", "/pytorch_lightning/loops/")
-# these apply any function to any batch: only their caller shows the purpose
+# Code in these files applies any function to any batch, so only its caller shows the purpose.
 _APPLIES = ("/lightning_utilities/", "/apply_func.py")
 
 
@@ -39,15 +39,16 @@ _APPLIES = ("/lightning_utilities/", "/apply_func.py")
 def package_of(file: str) -> str:
     """Return the package or library of ``file``; empty for the profiled program.
 
-    An installed package that uses torch, such as one of models, counts as the program; one that does not, such as
-    Pillow, as a library.
+    An installed package that uses torch, such as a package of models, counts as the program. One that does not, such as
+    Pillow, counts as a library.
     """
     path = Path(file).as_posix()
     if any(folder in path for folder in _PROGRAMS):
         return ""
     if file.startswith("<"):
         return "Python"
-    if installed := re.search(r"/(?:site|dist)-packages/([^/.]+)", path):
+    installed = re.search(r"/(?:site|dist)-packages/([^/.]+)", path)
+    if installed is not None:
         package = installed[1]
         if package in _LIBRARIES:
             return _LIBRARIES[package]
@@ -56,11 +57,10 @@ def package_of(file: str) -> str:
         return OURS
     if "torchinductor_" in path:  # made by torch.compile
         return TORCH
-    return (
-        path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py")
-        if path.startswith(_STANDARD)
-        else ""
-    )
+    if path.startswith(_STANDARD):
+        top_name = path.removeprefix(_STANDARD).partition("/")[0]
+        return top_name.removesuffix(".py")
+    return ""
 
 
 @cache
@@ -83,20 +83,23 @@ def user_line(
 ) -> tuple[str, int, str] | None:
     """Return file, number and function of the innermost line of the program's code; None if there is none.
 
-    With ``frameworks``, a framework's own line counts where it acts by itself. The search stops at a Lightning loop:
-    beyond it the program's next line is the call of ``fit``, which shows nothing.
+    With ``frameworks``, return the framework's innermost line if the program has none. The search stops at a Lightning
+    loop, because the program's next line outside of it is the call of ``fit``, which shows nothing.
     """
-    fallback = None
-    for frame, line in walk_stack(innermost):
+    framework_line = None
+    for frame, number in walk_stack(innermost):
         file = frame.f_code.co_filename
-        package, here = package_of(file), (file, line, frame.f_code.co_name)
-        if not package:
-            return here
-        if package in (LIGHTNING, OURS) and not any(part in file for part in _APPLIES):
-            fallback = fallback or here
+        package = package_of(file)
+        line = (file, number, frame.f_code.co_name)
+        is_of_program = not package
+        if is_of_program:
+            return line
+        is_of_framework = package in (LIGHTNING, OURS)
+        if is_of_framework and not any(part in file for part in _APPLIES):
+            framework_line = framework_line or line
         if _is_of_loop(file):
             break
-    return fallback if frameworks else None
+    return framework_line if frameworks else None
 
 
 def user_lines(

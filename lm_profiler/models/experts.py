@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.models.linear import Linear
 
-_ALIGNED_BYTES = 16  # a row of the factors of ``grouped_mm`` is a multiple of them
+_ALIGNED_BYTES = 16  # rows of the factors of ``grouped_mm`` must be multiples of it
 
 
 class ExpertMatrices(nn.Module):
-    """One matrix per expert, [X, inputs, outputs], each started like that of a ``Linear``."""
+    """One matrix per expert, [X, inputs, outputs], each initialized like that of a ``Linear``."""
 
     def __init__(self, num_experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -30,7 +30,10 @@ class ExpertMatrices(nn.Module):
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
     def forward(self, rows: Tensor, ends_X: Tensor) -> Tensor:
-        """Return [M, outputs]: ``rows`` up to the first of ``ends_X`` times the first expert's matrix, and so on."""
+        """Return [M, outputs]: the product of each expert's rows with its matrix.
+
+        ``rows`` [M, inputs] are sorted by expert; the rows of expert x end before row ``ends_X[x]``.
+        """
         weight: Tensor = self.weight
         device_type = rows.device.type
         if torch.is_autocast_enabled(device_type):
@@ -43,7 +46,7 @@ class ExpertMatrices(nn.Module):
 
 
 def can_group(weight: Tensor) -> bool:
-    """Return whether ``grouped_mm`` takes matrices of this dtype and of these widths, on all devices."""
+    """Return whether ``grouped_mm`` accepts matrices of this dtype and these widths, on all devices."""
     if weight.dtype != torch.bfloat16:
         return False
     for width in weight.shape[1:]:
@@ -54,32 +57,36 @@ def can_group(weight: Tensor) -> bool:
 
 
 def multiply_one_by_one(rows: Tensor, weight: Tensor, ends_X: Tensor) -> Tensor:
-    """Return what ``grouped_mm`` returns, by a product for each expert, which waits for the device."""
+    """Return the same as ``grouped_mm``, with one product per expert; the host waits for the device."""
     begin = 0
     products = []
-    for expert, end in enumerate(_host_ends(ends_X, len(rows))):
-        product = rows[begin:end] @ weight[expert]
-        products.append(product)
+    ends = _ends_on_host(ends_X, len(rows))
+    for expert, end in enumerate(ends):
+        rows_of_expert = rows[begin:end]
+        products.append(rows_of_expert @ weight[expert])
         begin = end
     return torch.cat(products)
 
 
-def _host_ends(ends_X: Tensor, rows: int) -> list[int]:
-    """Return ``ends_X`` as numbers; for a tensor without data, as in a plan, those of a balanced load."""
+def _ends_on_host(ends_X: Tensor, row_count: int) -> list[int]:
+    """Return ``ends_X`` as numbers; of a tensor without data, as in a plan, the ends of a balanced load."""
     has_data = type(ends_X) is Tensor and not ends_X.is_meta
     if has_data:
         ends: list[int] = ends_X.tolist()
         return ends
     experts = len(ends_X)
-    return [rows * expert // experts for expert in range(1, experts + 1)]
+    balanced_ends = []
+    for expert in range(experts):
+        balanced_ends.append(row_count * (expert + 1) // experts)
+    return balanced_ends
 
 
 class Experts(nn.Module):
     """SwiGLU layers, of which a router chooses K for each token, [B, T, D] to [B, T, D].
 
     A token's outputs are weighted by the softmax of the chosen experts' scores, as in Mixtral (Jiang et al. 2024,
-    section 2.1). Nothing balances the load: the loss has no term for it. ``load_X`` is the number of tokens that were
-    sent to each expert in training, which tokens of recomputed passes count in again.
+    section 2.1). The loss has no term that balances the load. ``load_X`` is the number of tokens that were sent to each
+    expert in training; recomputed forward passes count again.
     """
 
     load_X: Tensor
@@ -96,21 +103,20 @@ class Experts(nn.Module):
         self.register_buffer("load_X", no_load_X, persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, T, D]: for each token the outputs of its experts, weighted by the router's scores.
-
-        Rows are sorted by expert, so that an expert multiplies all its tokens at once, and are put back in order.
-        """
+        """Return [B, T, D]: for each token the outputs of its experts, weighted by the router's scores."""
         x_ND = x_BTD.flatten(0, 1)
         scores_NX = self.router(x_ND)
         chosen_scores_NK, experts_NK = scores_NX.topk(self.experts_per_token)
         precise_dtype = torch.promote_types(scores_NX.dtype, torch.float32)
         weights_NK = chosen_scores_NK.softmax(dim=-1, dtype=precise_dtype)
 
+        # A row is a token that is sent to one of its experts: token 0 to its first expert, to its second, and so on.
         expert_of_row_M = experts_NK.flatten()
         load_X = self._load(expert_of_row_M)
         ends_X = load_X.cumsum(0).to(torch.int32)
 
-        # All rows of an expert stand together; no number of rows is read by the host, which would wait for it.
+        # Sorted by expert, so that an expert multiplies all its rows at once. The host reads no number of rows, for
+        # which it would have to wait for the device.
         order_M = expert_of_row_M.argsort(stable=True)
         token_of_row_M = order_M // self.experts_per_token
         rows_MD = x_ND[token_of_row_M]
@@ -118,16 +124,17 @@ class Experts(nn.Module):
         up_MF = self.up(rows_MD, ends_X)
         sorted_outputs_MD = self.down(F.silu(gate_MF) * up_MF, ends_X)
 
+        # Back in the order of the tokens, whose K rows are summed.
         place_of_row_M = order_M.argsort()
         outputs_MD = sorted_outputs_MD[place_of_row_M]
-        weights_M1 = weights_NK.flatten()[:, None].to(outputs_MD.dtype)
-        weighted_MD = outputs_MD * weights_M1
+        weights_M = weights_NK.flatten().to(outputs_MD.dtype)
+        weighted_MD = outputs_MD * weights_M[:, None]
         weighted_NKD = weighted_MD.view(-1, self.experts_per_token, x_ND.shape[1])
         output_ND: Tensor = weighted_NKD.sum(dim=1)
         return output_ND.view_as(x_BTD)
 
     def _load(self, expert_of_row_M: Tensor) -> Tensor:
-        """Return the number of rows of each expert; in training add them to ``load_X``."""
+        """Return the number of rows of each expert; in training, add it to ``self.load_X``."""
         load_X = torch.zeros_like(self.load_X)
         rows_M = torch.ones_like(expert_of_row_M)
         load_X.scatter_add_(0, expert_of_row_M, rows_M)

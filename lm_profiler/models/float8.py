@@ -1,7 +1,7 @@
-"""A linear map whose products are computed in FP8 (8-bit floats), with weights as in any other precision.
+"""A linear layer whose matrix products are computed in FP8 (8-bit floats); its weights keep their own precision.
 
-Each factor is scaled as a whole, so that its largest number is the largest of its dtype: e4m3 for activations and
-weights, e5m2, with a wider range, for gradients (Micikevicius et al. 2022).
+Each factor has one scale, with which its largest number becomes the largest of its dtype: e4m3 for activations and
+weights; e5m2, which has a wider range, for gradients (Micikevicius et al. 2022).
 Shapes: N rows, I inputs, O outputs.
 """
 
@@ -19,11 +19,12 @@ _LEAST_SCALE = 1e-12  # so that a tensor of zeros is not divided by 0
 
 
 def quantize(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return ``tensor`` in an FP8 ``dtype``, and the scale (float32) by which its numbers are to be multiplied."""
-    largest = torch.finfo(dtype).max
-    scale = tensor.abs().amax().float() / largest
-    scale = scale.clamp(min=_LEAST_SCALE)
-    scaled = (tensor / scale).clamp(-largest, largest)
+    """Return ``tensor`` in an FP8 ``dtype``, and the scale (float32) by which its numbers have to be multiplied."""
+    largest_of_dtype = torch.finfo(dtype).max
+    largest = tensor.abs().amax().float()
+    scale = (largest / largest_of_dtype).clamp(min=_LEAST_SCALE)
+    # clamped, because rounding may exceed the range of the dtype
+    scaled = (tensor / scale).clamp(-largest_of_dtype, largest_of_dtype)
     return scaled.to(dtype), scale
 
 
@@ -34,7 +35,7 @@ def multiply(
     right_scale: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return ``left`` @ ``right`` in ``dtype``; ``left`` is stored by rows, and ``right`` by columns."""
+    """Return ``left`` @ ``right`` in ``dtype``; ``left`` must be stored by rows, and ``right`` by columns."""
     recipe = F.ScalingType.TensorWise
     return F.scaled_mm(
         left, right, left_scale, recipe, right_scale, recipe, output_dtype=dtype
@@ -47,10 +48,11 @@ def by_columns(matrix: Tensor) -> Tensor:
 
 
 class Float8Product(torch.autograd.Function):
-    """x @ weightᵀ for x [N, I] and weight [O, I], and both gradients, in FP8."""
+    """Computes x @ weightᵀ of x [N, I] and weight [O, I], and both gradients, in FP8."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        """Return [N, O]; save the factors for backward in FP8."""
         x8_NI, x_scale = quantize(x_NI, torch.float8_e4m3fn)
         weight8_OI, weight_scale = quantize(weight_OI, torch.float8_e4m3fn)
         ctx.save_for_backward(x8_NI, x_scale, weight8_OI, weight_scale)
@@ -59,16 +61,24 @@ class Float8Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the input and of the weight, from products of float8."""
+        """Return the gradients of the input and of the weight."""
         [gradient_NO] = gradients
         x8_NI, x_scale, weight8_OI, weight_scale = ctx.saved_tensors
-        gradient8_NO, scale = quantize(gradient_NO, torch.float8_e5m2)
+        gradient8_NO, gradient_scale = quantize(gradient_NO, torch.float8_e5m2)
         x_gradient_NI = multiply(
-            gradient8_NO, scale, by_columns(weight8_OI), weight_scale, gradient_NO.dtype
+            gradient8_NO,
+            gradient_scale,
+            by_columns(weight8_OI),
+            weight_scale,
+            dtype=gradient_NO.dtype,
         )
         gradient8_ON = gradient8_NO.t().contiguous()
         weight_gradient_OI = multiply(
-            gradient8_ON, scale, by_columns(x8_NI), x_scale, gradient_NO.dtype
+            gradient8_ON,
+            gradient_scale,
+            by_columns(x8_NI),
+            x_scale,
+            dtype=gradient_NO.dtype,
         )
         return x_gradient_NI, weight_gradient_OI.to(ctx.weight_dtype)
 
@@ -77,6 +87,8 @@ class Float8Linear(Linear):
     """A ``Linear`` whose products are in FP8; its results are bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [..., outputs] for ``x`` [..., inputs]."""
         rows_NI = x.flatten(0, -2).to(torch.bfloat16)
         outputs_NO: Tensor = Float8Product.apply(rows_NI, self.weight)  # type: ignore[no-untyped-call]
-        return outputs_NO.view(*x.shape[:-1], -1)
+        leading_shape = x.shape[:-1]
+        return outputs_NO.view(*leading_shape, -1)

@@ -1,4 +1,4 @@
-"""The loss of a language model without all of its logits in memory at one time.
+"""Computes the loss of a language model without having all of its logits in memory at one time.
 
 Shapes: N tokens, D width of the model, V vocabulary.
 """
@@ -21,8 +21,8 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of ``head(hidden)``, in float32 or float64.
 
-    A chunk of tokens at a time goes through the ``head``, and again in the backward pass: that is a third more work of
-    the head, and instead of N·V logits and their gradients there are those of one chunk.
+    Tokens go through the ``head`` in chunks, and once more in the backward pass. That is a third more work of the head,
+    and the memory is that of the logits and gradients of one chunk instead of N·V of each.
     """
     targets_N = targets_BT.flatten()
     chunks = zip(

@@ -1,6 +1,7 @@
-"""A decoder-only Transformer, and causal attention by name: our own two functions, or any other, which is checked.
+"""A decoder-only Transformer, and causal attention by name: one of two functions here, or any other, which is checked.
 
-Shapes: B batch, T context, D width of the model, H heads, K heads of keys and values, E width of a head, V vocabulary.
+The letters after a tensor's name are its dimensions: B batch, T context, D width of the model, H heads, K heads of keys
+and values, E width of a head, F width of the feed-forward layer, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lm_profiler.models.linear import Linear
 from lm_profiler.models.losses import chunked_cross_entropy
 from lm_profiler.usage_error import UsageError, expect
 
-# (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
+# takes queries, keys and values, each [B, H, T, E]; returns the attended values [B, H, T, E]
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # whether ``math`` puts its scores, softmax and values into NVTX ranges
@@ -37,9 +38,9 @@ nvtx_parts = False
 def sdpa(
     q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True
 ) -> Tensor:
-    """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one.
+    """Compute PyTorch's scaled_dot_product_attention, which picks a fused kernel if the device has one.
 
-    Keys and values may have fewer heads, each of which H / K query heads share.
+    Keys and values may have fewer heads: each is shared by H / K query heads.
     """
     shares_heads = k_BHTE.shape[1] != q_BHTE.shape[1]
     return F.scaled_dot_product_attention(
@@ -50,13 +51,13 @@ def sdpa(
 def math(
     q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True
 ) -> Tensor:
-    """Scores, mask and softmax written out, with the [B, H, T, T] scores in memory: the baseline to profile.
+    """Compute scores, mask and softmax one by one, with the [B, H, T, T] scores in memory: the baseline to profile.
 
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
     """
     context, width = q_BHTE.shape[-2:]
     with _nvtx_range("attention scores"):
-        # Queries are scaled and not scores: T·E numbers instead of T·T.
+        # Queries are scaled instead of scores, because there are T·E of their numbers and not T·T.
         scores_BHTT = einsum(
             q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k"
         )
@@ -68,7 +69,7 @@ def math(
     with _nvtx_range("attention softmax"):
         weights_BHTT = scores_BHTT.softmax(dim=-1)
     with _nvtx_range("attention values"):
-        # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
+        # If autocast has computed the softmax in float32, it casts both factors to one dtype here.
         values_BHTE: Tensor = einsum(
             weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e"
         )
@@ -86,7 +87,7 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "math": math}
 
 
 def imported(subject: str, kind: str, name: str) -> Any:
-    """Return what ``package.module:name`` names, or raise UsageError."""
+    """Import ``package.module:name`` and return it; raise UsageError if that fails."""
     module, _, path = name.partition(":")
     try:
         attribute_value = import_module(module)
@@ -101,7 +102,7 @@ def imported(subject: str, kind: str, name: str) -> Any:
 def attention_function(
     name: str, is_causal: bool = True, options: Mapping[str, Any] | None = None
 ) -> AttentionFunction:
-    """Return our own function called ``name``, or the one that ``package.module:function`` names.
+    """Return the attention function ``name``: one of ``ATTENTION``, or the user's ``package.module:function``.
 
     ``options`` are further arguments of the user's function, such as the sizes of its tiles.
     """
@@ -115,22 +116,23 @@ def attention_function(
         function = partial(function, **options)
     if _takes_is_causal(function):
         return partial(function, is_causal=is_causal)
-    # An autograd.Function's `apply` takes any arguments, but none by name.
+    # by position, because the ``apply`` of an autograd.Function takes no arguments by name
     return lambda q, k, v: function(q, k, v, is_causal)
 
 
 def _takes_is_causal(function: Callable[..., Any]) -> bool:
-    """Return whether ``function`` takes an argument with that name."""
+    """Return whether ``function`` has a parameter ``is_causal``; False if its signature is unknown."""
     try:
         return "is_causal" in signature(function).parameters
     except (TypeError, ValueError):  # a function written in C
         return False
 
 
-# sequences, heads and tokens of the check: all different, so that a mix-up shows; tokens as kernels tile
+# Sequences, heads and tokens of the check. They differ, so that swapped dimensions are detected; the number of tokens
+# is a multiple of the tiles of kernels.
 _CHECKED_SIZES = (2, 3, 256)
 
-# the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
+# the largest error that the check allows, as a share of the largest number: many times the rounding of the dtype
 _TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
@@ -138,7 +140,7 @@ _TOLERANCE = {
     torch.bfloat16: 5e-2,
 }
 
-# the same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 unless told otherwise
+# the same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 by default
 _TF32_TOLERANCE = 5e-3
 
 
@@ -151,17 +153,20 @@ def check_attention(
     is_causal: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> float | None:
-    """Compare a user's function with the definition in float64: its values and, with ``backward``, its gradients.
+    """Compare a user's function with ``math`` in float64: its values and, with ``backward``, its gradients.
 
-    Returns the seconds that its first call takes beyond a second one; None for a function of ours, which is not called.
+    Returns:
+        By how many seconds the first call takes longer than the second; None for a function of ``ATTENTION``, which is
+        not called.
 
     Raises:
-        UsageError: it fails, or its shape or its numbers are wrong; the message says where they are off.
+        UsageError: the function fails, or its shape or its numbers are wrong; the message says where they differ.
     """
     if name in ATTENTION:
         return None
     generator = torch.Generator().manual_seed(0)
     shape = (*_CHECKED_SIZES, width)
+    # queries, keys and values, and the gradient of the result
     *qkv, upstream = [
         torch.randn(shape, generator=generator).to(dtype) for _ in range(4)
     ]
@@ -212,17 +217,21 @@ def check_attention(
 def _timed_results(
     function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool
 ) -> tuple[dict[str, Tensor], float]:
-    """Return the results on the host, and the seconds until they were there."""
+    """Return the results of ``function`` on the host, by name, and the seconds until they were there."""
     began_s = perf_counter()
-    on_device = _results(function, qkv, upstream, backward)
-    results = {name: tensor.cpu() for name, tensor in on_device.items()}
-    return results, perf_counter() - began_s
+    results_on_device = _results(function, qkv, upstream, backward)
+    results = {name: tensor.cpu() for name, tensor in results_on_device.items()}
+    elapsed_s = perf_counter() - began_s
+    return results, elapsed_s
 
 
 def _results(
     function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool
 ) -> dict[str, Tensor]:
-    """Return the attended values and, with ``backward``, the gradients of q, k and v for ``upstream``."""
+    """Return the attended values and, with ``backward``, the gradients of q, k and v, by name.
+
+    ``upstream`` is the gradient of the values.
+    """
     with torch.set_grad_enabled(backward):
         inputs = [tensor.detach().requires_grad_(backward) for tensor in qkv]
         values = function(*inputs)
@@ -250,21 +259,22 @@ def _check_form(values: Any, like: Tensor) -> None:
     """Raise UsageError unless ``values`` is a tensor with the shape and the dtype of ``like``."""
     expected = f"values of shape {list(like.shape)} [B, H, T, d] in {like.dtype}"
     if not isinstance(values, Tensor):
-        raise UsageError(
-            f"attention: expected {expected}, given {type(values).__name__}"
-        )
-    is_alike = values.shape == like.shape and values.dtype == like.dtype
-    expect(is_alike, "attention", expected, f"{list(values.shape)} in {values.dtype}")
+        class_name = type(values).__name__
+        raise UsageError(f"attention: expected {expected}, given {class_name}")
+    has_form = values.shape == like.shape and values.dtype == like.dtype
+    form = f"{list(values.shape)} in {values.dtype}"
+    expect(has_form, "attention", expected, form)
 
 
 def _difference(numbers: Tensor, truth: Tensor, tolerance: float) -> str | None:
-    """Return where ``numbers`` are off by more than ``tolerance``, a share of the largest true one; None if none is."""
+    """Return a text on the largest error, if one exceeds ``tolerance`` times the largest true number; else None."""
     largest = float(truth.abs().max())
     try:
         torch.testing.assert_close(
             numbers.detach().cpu().double(), truth, rtol=0.0, atol=tolerance * largest
         )
     except AssertionError as error:
+        # the number of mismatched elements, and the greatest absolute difference
         lines = str(error).splitlines()
         return "; ".join(lines[2:4])
     return None
@@ -280,14 +290,14 @@ def _error_text(error: Exception) -> str:
 
 
 class Embedding(nn.Embedding):
-    """A token embedding whose rows start as a unit normal, cut off at three deviations."""
+    """A token embedding, initialized from a normal distribution of variance 1, truncated at three deviations."""
 
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
 
 
 class SmallEmbedding(nn.Embedding):
-    """An embedding that is a matrix of the LM head too, or is added to one: its weights start like a ``Linear``'s."""
+    """An embedding that is also the matrix of the LM head, or is added to such a one; initialized like a ``Linear``."""
 
     def reset_parameters(self) -> None:
         std = self.embedding_dim**-0.5
@@ -304,8 +314,8 @@ def rope_tables(
 
     ``stretch`` lengthens the long wavelengths (``stretched_frequencies``).
     """
-    # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
-    # change, and a table made in inference mode must not reach a training step. It costs a few small kernels.
+    # The tables are computed in each forward pass, which costs a few small kernels, and not kept in a buffer: bf16-true
+    # would round a buffer, the context length may change, and a table made in inference mode must not reach training.
     dtype = torch.promote_types(torch.float32, like.dtype)
     exponents = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
     positions = torch.arange(context, device=like.device, dtype=dtype)
@@ -316,27 +326,29 @@ def rope_tables(
     return angles.cos(), angles.sin()
 
 
-# positions of Llama 3's first training, and how often the shortest and the longest wavelength between which the stretch
-# sets in fit into them (``apply_scaling`` in the code released with Llama 3.1)
+# The constants of ``apply_scaling`` in the code released with Llama 3.1: the positions of Llama 3's first training, and
+# how often a wavelength fits into them from which on it is not stretched, and below which it is stretched in full.
 _TRAINED_POSITIONS = 8192
-_MOST_TURNS, _LEAST_TURNS = 4.0, 1.0
+_MOST_TURNS = 4.0
+_LEAST_TURNS = 1.0
 
 
 def stretched_frequencies(frequencies: Tensor, stretch: float) -> Tensor:
-    """Return RoPE's ``frequencies`` with long wavelengths times ``stretch``, as in Llama 3.1 and 3.2.
+    """Return RoPE's ``frequencies`` with long wavelengths multiplied by ``stretch``, as in Llama 3.1 and 3.2.
 
-    Those that turn often within the trained positions stay, those that turn less than once are stretched in full, and
-    those in between by a share.
+    A frequency that turns often within the trained positions does not change. One that turns less than once is divided
+    by ``stretch``. In between, the two are mixed.
     """
     turns = _TRAINED_POSITIONS * frequencies / (2 * pi)
-    share_kept = (turns - _LEAST_TURNS) / (_MOST_TURNS - _LEAST_TURNS)
-    share_kept = share_kept.clamp(0.0, 1.0)
-    return frequencies * (share_kept + (1 - share_kept) / stretch)
+    share_unchanged = (turns - _LEAST_TURNS) / (_MOST_TURNS - _LEAST_TURNS)
+    share_unchanged = share_unchanged.clamp(0.0, 1.0)
+    share_stretched = 1 - share_unchanged
+    return frequencies * (share_unchanged + share_stretched / stretch)
 
 
 def rotate(x_BHTE: Tensor, rope: Rope) -> Tensor:
-    """Turn each pair (i, i + E/2) of every head by its position's angle; the pairing is that of GPT-NeoX."""
-    # In the dtype of x: float32 tables would make half-precision heads float32.
+    """Rotate each pair (i, i + E/2) of every head by the angle of its position; GPT-NeoX pairs them like this."""
+    # In the dtype of x, because tables in float32 would make heads of half precision float32.
     cosines, sines = rope
     cosines = cosines.to(x_BHTE.dtype)
     sines = sines.to(x_BHTE.dtype)
@@ -359,10 +371,10 @@ class SelfAttention(nn.Module):
         key_width = config.kv_heads * config.head_dim
         self.head_dim = config.head_dim
         self.attend = attention_function(config.attention)
-        # Our `sdpa` takes shared heads as they are; other functions get a copy for each query head.
-        self.copies = (
-            1 if config.attention == "sdpa" else config.num_heads // config.kv_heads
-        )
+        # ``sdpa`` accepts shared heads; for other functions keys and values are copied for each query head.
+        self.copies = 1
+        if config.attention != "sdpa":
+            self.copies = config.num_heads // config.kv_heads
         linear_class = Float8Linear if config.fp8 else Linear
         self.query = linear_class(config.d_model, query_width, bias=has_biases)
         self.key = linear_class(config.d_model, key_width, bias=has_biases)
@@ -375,14 +387,14 @@ class SelfAttention(nn.Module):
             self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x_BTD: Tensor, rope: Rope | None) -> Tensor:
-        # One after the other: queries before RoPE are free again before there are keys.
+        # One after the other, so that the queries before RoPE are freed before there are keys.
         q_BHTE = self._heads(self.query(x_BTD), self.query_norm, rope)
         k_BKTE = self._heads(self.key(x_BTD), self.key_norm, rope)
         v_BKTE = self._split(self.value(x_BTD))
         if self.copies > 1:
             k_BKTE = k_BKTE.repeat_interleave(self.copies, dim=1)
             v_BKTE = v_BKTE.repeat_interleave(self.copies, dim=1)
-        # No name for the values before they are rearranged: it would keep their memory until the end.
+        # In one expression, because a name for the values before ``rearrange`` would keep their memory until the end.
         attended_BTD = rearrange(
             self.attend(q_BHTE, k_BKTE, v_BKTE), "b h t e -> b t (h e)"
         )
@@ -392,7 +404,7 @@ class SelfAttention(nn.Module):
     def _heads(
         self, x_BTD: Tensor, norm: nn.Module | None, rope: Rope | None
     ) -> Tensor:
-        """Return queries or keys by head, normalized and turned, [B, H, T, E]."""
+        """Return queries or keys by head, normalized and rotated, [B, H, T, E]."""
         x_BHTE = self._split(x_BTD)
         if norm is not None:
             x_BHTE = norm(x_BHTE)
@@ -465,7 +477,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids [B, T] (int64) to logits [B, T, V], or with targets to the loss; T is any length but for GPT-2."""
+    """Maps token ids [B, T] (int64) to logits [B, T, V], or with targets to the loss.
+
+    The context T may have any length, except for GPT-2.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -498,7 +513,7 @@ class Transformer(nn.Module):
                 like=x_BTD,
                 stretch=config.rope_stretch,
             )
-        # Without gradients nothing is kept for a backward pass, so there is nothing to save.
+        # Without gradients nothing is saved for a backward pass, so checkpoints would be useless.
         checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
         x_BTD = self.norm(apply_blocks([*self.blocks], x_BTD, rope, checkpoints))
         if targets_BT is not None:
@@ -526,12 +541,12 @@ def apply_blocks(
     rope: Rope | None,
     checkpoints: Sequence[int],
 ) -> Tensor:
-    """Return [B, T, D] after ``blocks``.
+    """Return the output [B, T, D] of ``blocks``.
 
-    Each ``checkpoints[0]`` successive blocks form an activation checkpoint. Within it, each ``checkpoints[1]`` blocks
+    Every ``checkpoints[0]`` successive blocks form an activation checkpoint. Within it, every ``checkpoints[1]`` blocks
     form a smaller one, and so on. Without ``checkpoints``, the blocks save their activations.
 
-    With checkpoints of k of n blocks, n/k inputs and what k blocks save are held at once (Chen et al. 2016).
+    If k of n blocks form a checkpoint, memory holds n/k inputs and the activations of k blocks (Chen et al. 2016).
     """
     if not checkpoints:
         for block in blocks:
@@ -542,7 +557,7 @@ def apply_blocks(
         section = partial(
             apply_blocks, blocks[index : index + block_count], checkpoints=nested
         )
-        # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
+        # There is no dropout, so the state of the random generator need not be saved and restored in every block.
         x_BTD = checkpoint(
             section, x_BTD, rope, use_reentrant=False, preserve_rng_state=False
         )

@@ -1,9 +1,9 @@
 """Starts the cells of a sweep, each in a process of its own, and reports when they end.
 
-A cell runs ``python -m PROGRAM`` with its arguments, in a fork of multiprocessing's fork server, which imports some
-modules once for all cells; or in a fresh interpreter if no modules are named. It leads a process group.
+A cell runs ``python -m PROGRAM`` with its arguments and leads a process group. It is a fork of multiprocessing's fork
+server, which imports some modules once for all cells; or a fresh interpreter if no modules are named.
 
-If this process dies, for whatever reason, another one kills what is left of the groups: no cell outlives the sweep.
+No cell outlives the sweep: if this process dies, another process, the cleaner, kills the groups that are left.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from typing import Any, NoReturn
 
 from lm_profiler.processes.child import die_with_parent
 
-# variables of the server: torch reads the first two once, when it is imported; the third keeps it from opening the GPU
+# Environment variables of the server. torch reads the first two once, when it is imported; the third keeps it from
+# opening the GPU.
 _SERVER_VARIABLES = {
     "KINETO_LOG_LEVEL": "99",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
-# A fresh interpreter shares the pipe that shows its end with its children, so its end is checked this often.
+# How often it is checked whether a cell has ended: a fresh interpreter shares the pipe that shows its end with its
+# children, which may outlive it.
 _POLL_S = 0.1
 
 _SERVER_DIED = 255  # the exit code that multiprocessing reports if its server died
 
-# Kills the cells that still run when this process has ended, for whatever reason: its end closes the cleaner's stdin. A
-# line there is the leader of a cell's process group, once when the cell begins and again when it has ended.
+# The program of the cleaner, which kills the cells that still run when this process ends: then its stdin is closed.
+# Each line of stdin is the leader of a cell's process group, once when the cell begins and again when it has ended.
 _CLEANER = """
 import os, signal, sys
 leaders = set()
@@ -59,11 +61,11 @@ for leader in leaders:
 
 @dataclass(frozen=True)
 class CellEnded:
-    """The process of a cell has ended; ``lost`` is the reason if its exit code is unknown."""
+    """A cell whose process has ended."""
 
     cell: str
     code: int | None  # the exit code; None if it is unknown
-    lost: str | None = None
+    lost: str | None = None  # why the exit code is unknown
 
 
 class CellProcesses:
@@ -93,13 +95,13 @@ class CellProcesses:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=kept_descriptors,
-            start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
             bufsize=0,
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the cells, and wait until all processes are gone."""
+        """Kill the cells, and wait until all processes have ended."""
         for cell in list(self._running):
             self.signal(cell, signal.SIGKILL)
             self._end(cell)
@@ -129,7 +131,7 @@ class CellProcesses:
             self._not_started.append(CellEnded(cell, code=None, lost=reason))
             return
         self._running[cell] = process
-        self._tell_cleaner(process.pid)
+        self._send_to_cleaner(process.pid)
 
     def signal(self, cell: str, number: int) -> None:
         """Send the signal ``number`` to a cell and its children, if it still runs."""
@@ -143,8 +145,10 @@ class CellProcesses:
                 os.kill(pid, number)
 
     def events(self, timeout_s: float | None) -> list[CellEnded]:
-        """Return the cells that have ended; wait for one, ``timeout_s`` at most."""
-        deadline_s = time.monotonic() + (inf if timeout_s is None else timeout_s)
+        """Wait until a cell ends, ``timeout_s`` at most, and return the cells that have ended."""
+        deadline_s = inf
+        if timeout_s is not None:
+            deadline_s = time.monotonic() + timeout_s
         while True:
             ended = self._not_started
             self._not_started = []
@@ -158,12 +162,12 @@ class CellProcesses:
             wait(sentinels, min(seconds_left, _POLL_S))
 
     def _end(self, cell: str) -> CellEnded:
-        """Wait for the end of a cell, and kill what it left behind: workers, other ranks."""
+        """Wait for the end of a cell, and kill processes that it left behind, such as workers and other ranks."""
         process = self._running.pop(cell)
         process.join()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        self._tell_cleaner(process.pid)
+        self._send_to_cleaner(process.pid)
         code: int = process.exitcode
         process.close()
         has_server = bool(self._modules)
@@ -171,10 +175,10 @@ class CellProcesses:
             return CellEnded(cell, code=None, lost="the process that starts cells died")
         return CellEnded(cell, code)
 
-    def _tell_cleaner(self, pid: int) -> None:
-        """Tell the cleaner that a group has begun, or that it has ended."""
+    def _send_to_cleaner(self, pid: int) -> None:
+        """Report to the cleaner that the group of ``pid`` has begun, or that it has ended."""
         assert self._cleaner.stdin is not None
-        with suppress(BrokenPipeError):  # somebody killed it
+        with suppress(BrokenPipeError):  # the cleaner was killed
             self._cleaner.stdin.write(f"{pid}\n".encode())
 
 
@@ -185,7 +189,8 @@ def run_cell(
     program: str, arguments: list[str], output: str, environment: dict[str, str]
 ) -> NoReturn:
     """Run the cell in this process as ``python -m`` would, and end the process."""
-    gc.freeze()  # no collection here looks at, and so copies, what the server has loaded
+    # Excludes what the server has loaded from garbage collections, which would copy its pages.
+    gc.freeze()
     os.setpgid(0, 0)
     die_with_parent()
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
@@ -193,18 +198,19 @@ def run_cell(
         os.dup2(descriptor, stream)
     os.close(descriptor)
     with suppress(OSError):
-        # if memory runs out, the kernel must kill the cell, not the sweep
+        # If memory runs out, the kernel should kill the cell and not the sweep.
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(environment)
-    multiprocessing.set_start_method(None, force=True)  # the usual one
+    multiprocessing.set_start_method(None, force=True)  # back to Python's default
     forget_server()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # otherwise every cell has the server's state; torch's seed is always the same
+        # Otherwise every cell would have the server's random state. (torch's seed is the same in every process.)
+        numpy.random.seed()
     sys.argv = [program, *arguments]
     code = 0
     try:
-        # It sets sys.argv and __main__, by which the cell starts further processes, such as DDP's ranks.
+        # This sets sys.argv and __main__, which the cell needs to start further processes, such as DDP's ranks.
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as exit_request:
         code = _exit_code(exit_request)
@@ -215,7 +221,10 @@ def run_cell(
 
 
 def forget_server() -> None:
-    """Have processes that a cell leaves behind not keep the server alive; a cell that needs one gets its own."""
+    """Close the cell's link to the server, which processes that the cell leaves behind would otherwise keep alive.
+
+    If the cell needs a fork server, it gets its own.
+    """
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
@@ -223,7 +232,7 @@ def forget_server() -> None:
 
 
 def _exit_code(exit_request: SystemExit) -> int:
-    """Return the exit code, and print a message in its place, as an interpreter does."""
+    """Return the exit code; if there is a message instead, print it and return 1, as an interpreter does."""
     if exit_request.code is None:
         return 0
     if isinstance(exit_request.code, int):
@@ -233,7 +242,7 @@ def _exit_code(exit_request: SystemExit) -> int:
 
 
 def _exit(code: int) -> NoReturn:
-    """End as an interpreter does, but without freeing all objects, which would copy pages shared with the server."""
+    """End as an interpreter does, but without freeing all objects, because that would copy the server's pages."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Calls a function in a child process, a fork or a fresh interpreter, so that this process stays unchanged."""
+"""Calls a function in a child process, a fork or a fresh interpreter, so that this process does not change."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ Answer = TypeVar("Answer")
 # the limits of a child: CPU time in seconds, memory in bytes, and its folder for temporary files
 Limits = tuple[float, int | None, str]
 
-PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow
+# The wall time that a child may take, as a multiple of its CPU time: cores may be busy, or a disk slow.
+PATIENCE = 3.0
 
 _MAX_QUESTION_BYTES = 256 << 20  # most bytes sent to a fresh interpreter
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-# variables with facts about other ranks, or that keep torch from asking CUDA itself for the number of devices
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
+# environment variables with facts about other ranks, or that keep torch from counting devices through CUDA itself
 _PARENTS_VARIABLES = (
     "LM_PROFILER",
     "RANK",
@@ -53,11 +55,11 @@ main()
 
 
 class NoAnswer(Exception):
-    """The child ended without an answer, took too long, or could not be started; the message has the reason."""
+    """Raised if the child ended without an answer, took too long, or could not be started; the message says why."""
 
 
 class Unfit(Exception):
-    """Raised in a fork that cannot find the answer; a fresh interpreter may."""
+    """Raised in a fork that cannot find the answer, although a fresh interpreter may."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,19 @@ class NamedCall:
 
 
 class Child(Generic[Answer]):
-    """A child process, started at once, that calls ``find`` and sends back the result.
+    """A child process, started at once, that calls ``find`` and sends the result.
 
-    The child leads a process group, is silent, sees no device, and is killed with its group once it has answered, or
-    when this process ends. It is a fork of this process, or a fresh interpreter, which has to import all that ``find``
-    needs: if this process has opened a device or counted its devices through CUDA, a fork cannot work; and if
-    ``find`` runs user code beside a run of the same code, the child must be ``fresh``, since a fork shares file
-    offsets and shared memory. The child may take ``limit_s`` of CPU time, ``PATIENCE`` times that of wall time, and
-    ``limit_bytes`` of memory.
+    The child leads a process group, prints nothing and sees no device. It is killed with its group when it has
+    answered, or when this process ends. It is a fork of this process, which is fast, or a fresh interpreter, which has
+    to import everything that ``find`` needs. A fork does not work if this process has opened a device, or has counted
+    its devices through CUDA.
+
+    Args:
+        find: the function to call.
+        limit_s: the most CPU time; the most wall time is ``PATIENCE`` times that.
+        fresh: whether the child must be a fresh interpreter: a fork shares file offsets and shared memory, so it must
+            not run user code beside a run of the same code.
+        limit_bytes: the most memory; None without a limit.
     """
 
     def __init__(
@@ -102,7 +109,8 @@ class Child(Generic[Answer]):
     def _begin(self, fresh: bool) -> None:
         """Start the child; if that fails, keep the error for ``answer``, which raises it."""
         try:
-            # The child is killed, so it cannot remove its files. Its path is short: a socket's has at most 107 bytes.
+            # Made here, because the child is killed and cannot remove its files. The path is short, because the path of
+            # a socket has at most 107 bytes.
             self._folder = tempfile.mkdtemp(prefix="lmp-")
             limits = (self._limit_s, self._limit_bytes, self._folder)
             question = _pickled_question(self._find, limits) if fresh else b""
@@ -121,9 +129,9 @@ class Child(Generic[Answer]):
             self.end()
 
     def answer(self) -> Answer:
-        """Wait for the result of ``find``, and end the child; raises NoAnswer if there is none."""
+        """Wait for the result of ``find``, and end the child; raise NoAnswer if there is none."""
         kind, answer = self._receive()
-        # Sent by a fork that cannot find the answer: ``find`` raised Unfit, or its parent has counted devices.
+        # The child was a fork that cannot find the answer: ``find`` raised Unfit, or this process has counted devices.
         if kind == "unfit":
             self._begin(fresh=True)
             kind, answer = self._receive()
@@ -164,8 +172,8 @@ class Child(Generic[Answer]):
         """Kill the child and its descendants, and wait for its end."""
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
-            # Listed before the child dies: it adopts processes whose parents have ended, and they are lost with it
-            # where they came from.
+            # Listed before the child dies. It has adopted processes whose parents have ended; after its death nothing
+            # would show that they belong to it.
             descendants = psutil.Process(self._process.pid).children(recursive=True)
         with suppress(ProcessLookupError):  # it may not lead a group yet
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -178,16 +186,16 @@ class Child(Generic[Answer]):
 
 def can_fork() -> bool:
     """Return whether a fork of this process works: on Linux, before a device was opened."""
+    if sys.platform != "linux":
+        return False
     torch = sys.modules.get("torch")
-    return sys.platform == "linux" and (
-        torch is None or not torch.cuda.is_initialized()
-    )
+    return torch is None or not torch.cuda.is_initialized()
 
 
 def start_interpreter(question: bytes, link: Connection) -> Any:
     """Start a fresh interpreter that reads the ``question`` from stdin and answers over ``link``."""
     with tempfile.TemporaryFile() as file:
-        # without a name: no other process can write to what is unpickled
+        # The file has no name, so that no other process can change what is unpickled.
         file.write(question)
         file.seek(0)
         return subprocess.Popen(
@@ -207,7 +215,7 @@ def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
         target=_answer_in_copy, args=(find, limits, link)
     )
     with warnings.catch_warnings():
-        # Since 3.12 Python warns that a fork may wait forever for a lock of another thread; our limit ends that.
+        # Since 3.12 Python warns that a fork may wait forever for a lock of another thread. Our time limit ends it.
         warnings.filterwarnings(
             "ignore", ".*multi-threaded, use of fork", DeprecationWarning
         )
@@ -225,7 +233,7 @@ def _exit_code(process: Any) -> int | None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a child: without devices, compiler and other ranks."""
+    """Return the environment of a child: without devices, torch's compiler and facts about other ranks."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -241,7 +249,7 @@ def child_environment() -> dict[str, str]:
 
 
 def _pickled_question(find: Callable[[], Any], limits: Limits) -> bytes:
-    """Return what a fresh interpreter reads: ``sys.path`` and the limits, lines of JSON, and ``find``, pickled."""
+    """Return what a fresh interpreter reads: ``sys.path`` and the limits, each a line of JSON, and the pickled ``find``."""
     pickled = io.BytesIO()
     try:
         _Writer(pickled).dump(find)
@@ -261,7 +269,7 @@ def _pickled_question(find: Callable[[], Any], limits: Limits) -> bytes:
 
 
 class _Writer(pickle.Pickler):
-    """Refuses what no other process could unpickle, before one is started."""
+    """Refuses objects that another process could not unpickle, before that process is started."""
 
     def reducer_override(self, value: Any) -> Any:
         """Raise NoAnswer for an object whose class is defined in the script; pickle all others as usual."""
@@ -292,7 +300,7 @@ def answer_question(
     """Read limits and function from ``question``, whose first line has been read, and answer over ``link``."""
     parent, *limits = json.loads(question.readline())
     _confine(*limits)
-    # before `die_with_parent` took effect
+    # The parent may have died before `die_with_parent` took effect.
     parent_has_died = is_asked_by_parent and os.getppid() != parent
     if parent_has_died:
         os._exit(1)
@@ -300,25 +308,27 @@ def answer_question(
 
 
 def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
-    """Answer in a fork of the parent; a fork cannot answer where the parent has counted devices through CUDA."""
+    """Answer in a fork of the parent; a fork cannot answer if the parent has counted devices through CUDA."""
     _confine(*limits)
-    os.dup2(1, 0)  # a fork shares the position in stdin with its parent
+    os.dup2(1, 0)  # replaces stdin, whose position a fork shares with its parent
     torch = sys.modules.get("torch")
     if torch is not None:
         if torch.cuda.is_available():
-            # This process sees no device. CUDA itself has counted them before the fork: autograd would start a thread
-            # for each, and a fork cannot open them.
+            # This process should see no device, but CUDA had counted them before the fork. Autograd would start a
+            # thread for each device, and a fork cannot open them.
             link.send(("unfit", None))
             return
-        torch.set_num_threads(1)  # a fork has no pool of threads, and would wait for it
+        torch.set_num_threads(
+            1
+        )  # a fork has lost the pool of threads, and would wait for it forever
     _answer(find, link)
 
 
 def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
-    """Make this process die with its parent, lead a group, be silent and keep its limits."""
+    """Have this process die with its parent, lead a group, print nothing and keep its limits."""
     die_with_parent()
     if sys.platform == "linux":
-        # become the parent of descendants whose own parents have ended
+        # makes it the parent of descendants whose own parents have ended
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -332,7 +342,7 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
         signal.SIGPROF,
     ):
         signal.signal(number, signal.SIG_DFL)
-    # ends this process even if nobody waits for it any more
+    # ends this process even if its parent no longer waits for it
     signal.alarm(ceil(PATIENCE * cpu_s) + 1)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
@@ -348,7 +358,7 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
 
 
 def _answer(find: Callable[[], Any], link: Connection) -> None:
-    """Send what ``find`` returns, or why there is no answer, and wait to be killed."""
+    """Send the result of ``find``, or the reason why there is none, and wait to be killed."""
     try:
         link.send(("answer", find()))
     except Unfit:
@@ -356,7 +366,7 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {error}"))
     while True:
-        # wait to be killed: this process's children can be found as long as it lives
+        # Not ended here, because the children of this process can only be found while it exists.
         signal.pause()
 
 
@@ -370,7 +380,7 @@ def die_with_parent() -> None:
 
 
 def end_text(code: int | None) -> str:
-    """Return ``exit code 3``, ``SIGKILL``, or ``signal 35`` where the signal has no name."""
+    """Return how a process with this exit ``code`` ended, such as ``exit code 3``, ``SIGKILL`` or ``signal 35``."""
     if code is None or code >= 0:
         return f"exit code {code}"
     number = -code

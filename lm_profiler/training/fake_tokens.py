@@ -1,4 +1,4 @@
-"""Endless random token ids that cost almost nothing to make."""
+"""Generates endless random token ids at almost no cost."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lm_profiler.usage_error import UsageError, expect, expect_one_of
 Batch = tuple[Tensor, Tensor]
 Distribution = Literal["uniform", "zipf"]
 
-# Number of sequences in the data. It needs a length: Lightning prefetches a batch from a loader that has none.
+# The number of sequences in the data. It has a length, because Lightning prefetches a batch from a loader without one.
 ENDLESS = 2**40
 
-# SplitMix64's constants (Steele, Lea, Flood 2014): 2^64 over the golden ratio, and two multipliers
+# the constants of SplitMix64 (Steele, Lea, Flood 2014): 2^64 divided by the golden ratio, and two multipliers
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class TokenSequences(Dataset[Batch]):
-    """Sequences of token ids, each a pure function of the seed and its index: the same in each worker and on each rank.
+    """Sequences of token ids. Each is a function of the seed and its index only, so all workers and ranks agree.
 
-    Ids run from 0 to ``vocab_size`` - 1; under `zipf` id r has a probability in proportion to 1 / (r + 1).
+    Ids run from 0 to ``vocab_size`` - 1; with `zipf` the probability of id r is proportional to 1 / (r + 1).
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class TokenSequences(Dataset[Batch]):
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.seed = seed
+        # the cumulative probabilities of the ids; None if they are uniform
         self._cumulative: NDArray[np.float64] | None = None
         if distribution == "zipf":
             cumulative = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
@@ -51,42 +52,49 @@ class TokenSequences(Dataset[Batch]):
         return ENDLESS
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return inputs and targets [B, T]: a whole batch at once, so that nothing has to be collated."""
+        """Return inputs and targets [B, T] of a whole batch, so that nothing has to be collated."""
         ids = self._ids(indices)
-        # Two contiguous copies: views of one array would make a slow, strided copy to the device.
+        # Two contiguous arrays, because the copy of views to the device would be strided, and slow.
         inputs = ids[:, :-1].copy()
         targets = ids[:, 1:].copy()
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return token ids [B, T + 1], from counters: seeding a generator for each sequence would cost more."""
+        """Return token ids [B, T + 1] for the sequences ``indices``.
+
+        They are hashes of counters, because seeding a generator for each sequence would cost more.
+        """
         seed_key = _splitmix64(np.array([self.seed], dtype=np.uint64))
-        keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + seed_key)
+        sequence_keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + seed_key)
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
-        bits = _splitmix64(keys[:, None] + counters[None, :])
+        random_bits = _splitmix64(sequence_keys[:, None] + counters[None, :])
         if self._cumulative is None:
-            # 32 random bits scaled to the vocabulary: no id's share is off by more than 2^-32.
-            half = np.uint64(32)
-            ids = ((bits >> half) * np.uint64(self.vocab_size)) >> half
-            return ids.astype(np.int64)
-        # 53 random bits: all that a double holds between 0 and 1.
-        uniform = (bits >> np.uint64(11)) * 2.0**-53
-        return np.searchsorted(self._cumulative, uniform, side="right").astype(np.int64)
+            return self._uniform_ids(random_bits)
+        # The 53 highest bits, as many as a double has between 0 and 1.
+        uniform_numbers = (random_bits >> np.uint64(11)) * 2.0**-53
+        ids = np.searchsorted(self._cumulative, uniform_numbers, side="right")
+        return ids.astype(np.int64)
+
+    def _uniform_ids(self, random_bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return ids of equal probability, to within 2^-32, from the 32 highest bits of each number."""
+        half = np.uint64(32)
+        scaled = (random_bits >> half) * np.uint64(self.vocab_size)
+        ids = scaled >> half
+        return ids.astype(np.int64)
 
 
 class RankSampler(DistributedSampler[int]):
-    """Gives a rank every world-size-th index, lazily: Lightning's own sampler would list all 2^40 indices first."""
+    """Yields every world-size-th index for a rank, without making a list: Lightning's own sampler lists all 2^40."""
 
     def __iter__(self) -> Iterator[int]:
-        return iter(
-            range(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
-        )
+        end = self.num_samples * self.num_replicas
+        return iter(range(self.rank, end, self.num_replicas))
 
 
 class FakeTokens(LightningDataModule):
     """Endless batches of random token ids, with the same tokens for the same seed.
 
-    A batch is (inputs, targets), both [B, T] (int64), and the targets are one token ahead.
+    A batch is (inputs, targets), both [B, T] (int64); the target at a position is the input at the next.
 
     Args:
         batch_size: Sequences in a batch, per device.
@@ -130,7 +138,7 @@ class FakeTokens(LightningDataModule):
         self.vocab_size = vocab_size
 
     def setup(self, stage: str) -> None:
-        self._vocabulary()  # a missing one is refused before the model is built
+        self._vocabulary()  # raises before the model is built if the vocabulary is unknown
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return a loader of this rank's sequences; on CUDA its memory is pinned unless ``pin_memory`` is False."""
@@ -140,7 +148,7 @@ class FakeTokens(LightningDataModule):
         trainer = self.trainer
         sampler = None
         if trainer is not None:
-            # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
+            # also for a single rank, because under DDP and FSDP Lightning would add its own sampler
             sampler = RankSampler(
                 data,
                 trainer.world_size,
@@ -166,7 +174,11 @@ class FakeTokens(LightningDataModule):
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
     def _vocabulary(self) -> int:
-        """Return the number of token ids: ``vocab_size``, or else the module's."""
+        """Return the number of token ids: ``vocab_size``, or else that of the module.
+
+        Raises:
+            UsageError: both are unknown, or the module's is smaller.
+        """
         module = self.trainer.lightning_module if self.trainer is not None else None
         module_size = getattr(module, "vocab_size", None)
         if self.vocab_size is None:
@@ -189,7 +201,7 @@ def _return_batch(batch: Any) -> Any:
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64 random bits for each counter."""
+    """Return 64 random bits for each counter in ``x``."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2

@@ -1,4 +1,4 @@
-"""Muon for the matrices of a model, AdamW for the rest of it, as one optimizer."""
+"""One optimizer that updates the matrices of a model with Muon, and its other parameters with AdamW."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.optim import AdamW, Muon, Optimizer
 class MuonWithAdamW(Optimizer):
     """Updates ``matrices`` with torch's Muon, and ``other_parameters`` with AdamW.
 
-    It is one optimizer with two groups, because Lightning steps several optimizers only in manual optimization. The
-    learning rate and the weight decay are shared: Muon scales its update so that those of AdamW suit it (Liu et al.
-    2025, section 2.2).
+    It is one optimizer with two groups, because Lightning steps several optimizers only in manual optimization. Both
+    use the same learning rate and weight decay: Muon scales its update so that AdamW's values suit it (Liu et al. 2025,
+    section 2.2).
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Give both optimizers this one's groups and state, which schedulers and checkpoints read and replace."""
+        """Have both optimizers use this one's groups and state, which schedulers and checkpoints read and replace."""
         self.muon.param_groups = self.param_groups[:1]
         self.adamw.param_groups = self.param_groups[1:]
         self.muon.state = self.state
@@ -60,10 +60,10 @@ class MuonWithAdamW(Optimizer):
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of ``model`` that Muon updates, the matrices of its blocks, and all other parameters.
+    """Return two lists: the matrices in the blocks of ``model``, for Muon, and all other parameters, for AdamW.
 
-    AdamW updates embeddings, the LM head, norms and biases, as Muon's author advises. It updates the matrices of
-    experts too, because they are stacked: torch's Muon takes only single ones.
+    AdamW updates embeddings, the LM head, norms and biases, as Muon's author advises. It also updates the matrices of
+    experts, because they are stacked and torch's Muon accepts only single matrices.
     """
     matrices: list[nn.Parameter] = []
     other_parameters: list[nn.Parameter] = []

@@ -1,4 +1,4 @@
-"""Reads peak memory, of a device's allocator or of the process, and how much memory is left."""
+"""Reads peak memory, of a device's allocator or of the process, and how much memory is available."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Probe:
-    """Reads peak memory since the last reset, and what tensors hold now if that is known."""
+    """Reads peak memory since the last reset, and the bytes that tensors hold now if they are known."""
 
-    resettable = True  # whether peaks count from the last reset on; otherwise from the beginning of the process
-    # the allocator's retries (how often it emptied its cache) and segments (how often it took memory from the driver)
-    # up to the last reading; empty if it has no such counts
+    resettable = True  # whether peaks count from the last reset on; otherwise from the start of the process
+    # how often the allocator has emptied its cache (retries), and taken memory from the driver (segments), up to the
+    # last reading; empty if it does not count that
     counts: Sequence[int] = ()
 
     def usage(self) -> Any:
-        """Return the process's resource usage, as getrusage(2) has it."""
+        """Return the process's resource usage, as getrusage(2) returns it."""
         return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
@@ -49,8 +49,8 @@ class Probe:
 class DeviceProbe(Probe):
     """Reads the caching allocator of ``device``.
 
-    On CUDA it reads the nested statistics, which takes a few microseconds; the flat dictionary of ``memory_stats``
-    takes ten times that, too long for each step.
+    On CUDA it reads the nested statistics, which takes a few microseconds. The flat dictionary of ``memory_stats``
+    takes ten times as long, which is too long for each step.
     """
 
     device: torch.device
@@ -81,9 +81,9 @@ class DeviceProbe(Probe):
 class ProcessProbe(Probe):
     """Reads the process's peak resident memory since it began.
 
-    Linux could reset that peak (proc(5), ``clear_refs``), but a user's own code may report it. ``getrusage`` takes a
-    microsecond, but a process that a larger one started inherits that one's peak, which survives fork and exec
-    (getrusage(2)). Then ``VmHWM`` is read, which takes twenty times as long.
+    Linux could reset that peak (proc(5), ``clear_refs``), but the user's own code may report it. ``getrusage`` takes a
+    microsecond, but its peak survives fork and exec (getrusage(2)): a process inherits the peak of a larger process
+    that started it. In that case ``VmHWM`` is read, which takes twenty times as long.
     """
 
     _STATUS = Path("/proc/self/status")
@@ -96,16 +96,19 @@ class ProcessProbe(Probe):
         peak_bytes = self._status_peak()
         if peak_bytes is not None:
             reported_bytes = getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-            # Both count pages at slightly different times: 1 MiB of difference is no inherited peak.
+            # The two are updated at slightly different times, so a difference of 1 MiB is no inherited peak.
             self._inherits_peak = reported_bytes > peak_bytes + 2**20
 
     def usage(self) -> Any:
-        """Return the resource usage of the process; the reading of the last ``peaks`` is returned once."""
+        """Return the resource usage of the process.
+
+        After ``peaks``, return its reading once: within training a system call costs several microseconds.
+        """
         usage = self._usage
         self._usage = None
         if usage is None:
             return getrusage(RUSAGE_SELF)
-        return usage  # within training a system call costs several microseconds
+        return usage
 
     def reset(self) -> None:
         """Discard the last reading; the peak cannot be reset."""
@@ -152,7 +155,7 @@ class PartPeaks:
         # the current part; None before a step's first mark
         self._part: int | None = None
         self._step_peaks = UNKNOWN
-        # those when the current part began, if peaks cannot be reset
+        # the peaks when the current part began, if they cannot be reset
         self._peaks_at_begin = UNKNOWN
 
     def __call__(self, code: int) -> None:
@@ -186,7 +189,7 @@ class PartPeaks:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that a run could take on ``device`` now; on the CPU within the limits of this process."""
+    """Return the bytes that a run could use on ``device`` now; on the CPU within the limits of this process."""
     if device.type != "cpu":
         memory = free_and_total(device)
         return None if memory is None else memory[0]
@@ -243,7 +246,7 @@ def left_bytes(
 
 
 def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
-    """Yield what each limit leaves in this process's control group and in those above it (cgroups(7))."""
+    """Yield the bytes that each limit leaves: of this process's control group and of its ancestors (cgroups(7))."""
     try:
         lines = [line.split(":", 2) for line in groups_file.read_text().splitlines()]
     except OSError:  # no Linux
@@ -256,7 +259,7 @@ def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
         version = _V2 if is_v2 else _V1
         innermost = PurePosixPath(path.lstrip("/"))
         for group in (innermost, *innermost.parents):
-            # a container sees only the part that is mounted
+            # In a container only a part of the hierarchy is mounted, so a folder may not exist.
             bytes_left = _bytes_left_in_group(mounted / version.folder / group, version)
             if bytes_left is not None:
                 yield bytes_left
