@@ -1,4 +1,4 @@
-"""Attaches the instruments of a run to its loop when that begins, and removes them when the record is made."""
+"""Attaches the instruments of a run to its loop when the loop begins, and removes them when the record is made."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
 @dataclass(eq=False)
 class Attachment:
-    """The instruments of one run. The constructor calls nothing that could fail."""
+    """The instruments of one run and its loop. The constructor calls nothing that could fail."""
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
@@ -65,14 +65,14 @@ class Attachment:
     guard: Guard = UNGUARDED  # guards every call
     finisher: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
-    has_begun: bool = False  # whether there is a session, or making one failed
-    is_search: bool = False  # whether this was no run, but a Tuner's search for a batch size or a learning rate
+    has_begun: bool = False  # whether there is a session, or making it has failed
+    is_search: bool = False  # whether this was not a run but a Tuner's search for a batch size or a learning rate
     phases: Marks | None = None
     watching: Any = None  # the ``Watching`` of the rest of a fit
     _stopping: StoppingRule | None = None
 
     def __post_init__(self) -> None:
-        # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
+        # Two guards, because the profiler may fail while a record can still be written, which may fail too.
         self.guard = Guard("the profiler", self.report, self.only_count)
         self.finisher = RunFinisher(
             self.loop,
@@ -87,7 +87,7 @@ class Attachment:
         )
 
     def report(self, text: str) -> None:
-        """Add a note to the record, and print it at once: there may be no record."""
+        """Add a note to the record, and also print it now, because there may be no record."""
         self.notes.append(text)
         rank = self.loop.rank
         if rank == 0:
@@ -103,12 +103,12 @@ class Attachment:
         self._limit_steps(self._steps)
 
     def _limit_steps(self, steps_of_stages: Mapping[str, int]) -> None:
-        """Limit the loop to the steps of its stages; a loader without a length is fetched ahead: one more may run."""
+        """Limit the loop to the steps of its stages, and one more, because a loader without a length is prefetched."""
         if self.options.stages.stop_when_done:
             self.loop.limit_steps(sum(steps_of_stages.values()) + 1)
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
-        """Begin to watch the loop, if it can be watched: the ledger counts from the call of the program on."""
+        """Begin the ledger of the loop's time, if the loop can be watched: it starts when the program was called."""
         called_ns = self.options.launch.called_ns
         if called_ns is None:
             called_ns = began_ns
@@ -128,15 +128,17 @@ class Attachment:
             self.watching.passed(INSTRUMENTS)
 
     def begin(self) -> None:
-        """Make the record and the instruments; of other ranks it needs only the folder of rank 0."""
-        self.has_begun = True  # set first: if the rest fails, it is not tried again
+        """Make the record and the instruments. Ranks only wait for rank 0's choice of the folder."""
+        self.has_begun = (
+            True  # set first, so that it is not tried again if the rest fails
+        )
         launch = self.options.launch
         exchange = self.finisher.exchange
         folder = run_folder(
             self.options.log_dir / launch.name, launch.folder, exchange, self.report
         )
         self.finisher.files.folder = folder
-        # before the instruments, which may fail: a killed run must have a record
+        # before the instruments, which may fail, so that a killed run has a record
         self._begin_files(folder)
         stream = stream_of(self.loop.device)
         timeline = Timeline(self.options.clock, stream, self.guard)
@@ -192,18 +194,16 @@ class Attachment:
         )
 
     def _spare_steps(self, steps_of_loop: float | None) -> float:
-        """Return by how many steps the stages may become longer, so that the loop still comes to all of them.
-
-        None with several ranks, which would have to agree on it. A loop that does not know its length may be any.
-        """
+        """Return by how many steps the stages may become longer, so that the loop still reaches all of them."""
         if self.loop.world_size > 1:
+            # Several ranks would have to agree on a longer stage.
             return 0
         if steps_of_loop is None:
             return math.inf
         return steps_of_loop - sum(self._steps.values())
 
     def _most_measured_steps(self, steps_of_loop: float | None) -> float:
-        """Return how many steps the loop has for measuring, so that it comes to all other stages; 0 if unknown."""
+        """Return how many steps the loop has for measuring, so that it still reaches all other stages; 0 if unknown."""
         if not self.options.stages.is_timed:
             return math.inf
         if steps_of_loop is None:
@@ -212,7 +212,7 @@ class Attachment:
         return steps_of_loop - other_steps
 
     def _begin_files(self, folder: Path) -> None:
-        """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
+        """Write the files that a killed process leaves: on rank 0 an unfinished record, on others a file for rows."""
         if self.loop.rank == 0:
             Guard("writing an unfinished record", self.report).run(
                 self.finisher.begin, self._steps
@@ -240,7 +240,7 @@ class Attachment:
     ) -> None:
         """Count a batch like ``count_batch``, as Lightning's hook at the end of a batch.
 
-        It is written out, because it runs in every step. ``count_batch`` has remembered the first batch before.
+        It is written out, because it runs in every step. ``count_batch`` has remembered the first batch already.
         """
         finisher = self.finisher
         session = finisher.session
@@ -252,7 +252,7 @@ class Attachment:
             self.guard.handle(error)
 
     def only_count(self) -> None:
-        """Only count steps from here on, because the profiler itself failed."""
+        """Only count steps from now on, because the profiler itself failed."""
         phases = self.phases
         if phases is None:
             phases = self._install_marks(Timeline(guard=self.guard), session=None)
@@ -261,7 +261,7 @@ class Attachment:
             self.finisher.session.instruments.discard()
 
     def end_evaluation(self) -> None:
-        """Record an evaluation: its loop is over."""
+        """Record an evaluation whose loop has ended."""
         if self.options.verb == "fit" or self.finisher.is_over:
             return
         if self.phases is not None:
@@ -285,11 +285,12 @@ class Attachment:
             # a step that was complete before the error counts
             self.guard.run(self.phases.close_step)
             step = session.steps + 1
-        if not self.finisher.is_over:  # closing the last step may have finished the run
+        # Closing the last step may have finished the run.
+        if not self.finisher.is_over:
             self.finisher.died(exception, phase, step)
 
     def end(self) -> None:
-        """Record the run if it is not recorded yet: the loop is over."""
+        """Record the run if it is not recorded yet, because the loop has ended."""
         # A Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException).
         tuner_ended_it = is_a(sys.exc_info()[1], TUNER_EXIT.name)
         if not self.has_begun and tuner_ended_it:
@@ -299,7 +300,8 @@ class Attachment:
         if not self.finisher.is_over:
             if not self.has_begun:
                 self.guard.run(self.start)
-            self.finisher.finished_early()  # Lightning calls no end hook for a loop without work
+            # Needed for a loop without work, for which Lightning calls no hook at its end.
+            self.finisher.finished_early()
         self.restore_loop()
 
     def _make_instruments(
@@ -317,7 +319,7 @@ class Attachment:
         mark_log: MarkLog | None = None
         if options.memory.history:
             history = snapshot_file(folder, rank)
-            if rank == 0:  # whose timeline stands for all
+            if rank == 0:  # only its memory timeline is shown
                 mark_log = MarkLog()
         memory = MemoryReader(
             probe=probe,
@@ -365,7 +367,7 @@ class Attachment:
         )
 
     def _operators_maker(self) -> Callable[[], StepOperators] | None:
-        """Return what makes the record of a step's operators; None on all ranks but the one that writes the run."""
+        """Return a function that makes the recorder of a step's operators; None on all ranks except rank 0."""
         loop = self.loop
         if loop.rank > 0:
             return None
@@ -385,17 +387,17 @@ class Attachment:
         return make
 
     def _get_module(self) -> nn.Module:
-        """Return the trained module, which exists once the loop starts."""
+        """Return the trained module, which exists when the loop starts."""
         return self.loop.module
 
     @property
     def _ranks_are_compared(self) -> bool:
-        """Whether there are other ranks, and marks and flight recorders share a clock."""
+        """Whether there are several ranks, and marks use the clock of torch's flight recorders."""
         return self.loop.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
     def _steps(self) -> dict[str, int]:
-        """The steps of each stage: the same on all ranks, even where the instruments of one fail."""
+        """The steps of each stage, the same on all ranks, even if the instruments of one fail."""
         on_cuda = self.loop.device.type == "cuda"
         times_collectives = (
             on_cuda and self._ranks_are_compared and self.options.verb == "fit"
@@ -429,7 +431,7 @@ class Attachment:
         return self.loop.wrapped_module
 
     def _install_marks(self, timeline: Timeline, session: Session | None) -> Marks:
-        """Have the phases of the loop marked; without a session, count steps alone."""
+        """Have the phases of the loop marked; without a session, only count steps."""
         step_ended: Callable[[], int] = _no_steps_left
         if session is not None:
             step_ended = session.step_ended
@@ -448,14 +450,15 @@ class Attachment:
         )
         phases = self.loop.make_marks(timeline, counter, self.report)
         phases.install()
-        # only now: where installing fails, ``only_count`` makes another
+        # set only now: if installing fails, ``only_count`` makes other marks
         self.phases = phases
         return phases
 
     def _stages_are_over(self) -> Marks | None:
-        """Record the run, and watch the rest of training unless the stages failed: watching would fail too.
+        """Record the run, and watch the rest of training, unless the stages failed, because watching would fail too.
 
-        Returns what marks the rest of training, if it is watched.
+        Returns:
+            The marks of the rest of training; None if it is not watched.
         """
         session = self.finisher.session
         self.finisher.finished()
@@ -474,9 +477,9 @@ class Attachment:
         return successor
 
     def _agree_with_rank_0(self, steps_left: int) -> int:
-        """Return the steps left after a step that only counts: where rank 0 decides when enough is measured, ask it.
+        """Return the steps left on a rank whose instruments failed: rank 0 decides when enough is measured.
 
-        All ranks must ask equally often.
+        All ranks must ask rank 0 equally often.
         """
         steps = self._steps
         later_steps = sum(steps.values()) - steps["warmup"] - steps["measure"]

@@ -33,8 +33,8 @@ class _Listener:
     def __init__(self) -> None:
         self.opener: Opener | None = None
         self.timer: Timer | None = None
-        # ``ask_compiler`` replaces it by torch's function. torch.compile traces only the call of this function and reads
-        # nothing else of this object, so a new timer or opener causes no recompilation.
+        # ``ask_compiler`` replaces it by torch's function. torch.compile only traces the call of this function, and
+        # reads nothing else of this object. So a new timer or opener causes no recompilation.
         self.is_compiling: Callable[[], bool] = lambda: False
 
 

@@ -249,7 +249,7 @@ def child_environment() -> dict[str, str]:
 
 
 def _pickled_question(find: Callable[[], Any], limits: Limits) -> bytes:
-    """Return what a fresh interpreter reads: ``sys.path`` and the limits, each a line of JSON, and the pickled ``find``."""
+    """Return what a fresh interpreter reads: ``sys.path`` and the limits as lines of JSON, and the pickled ``find``."""
     pickled = io.BytesIO()
     try:
         _Writer(pickled).dump(find)

@@ -1,4 +1,4 @@
-"""Counts the work of a step that another process pickled, by rehearsing it."""
+"""Rehearses a step that another process has pickled, to count its work."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, re
 from lm_profiler.rehearse.strategies import CPU, REPLACED_PRECISIONS, FakeDevice
 from lm_profiler.torch_names import tree_leaves
 
-# precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
+# Precisions with which the rehearsal's Trainer runs too. With any other, only the dtypes of weights and batch matter.
 _REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-# most batches of one step to rehearse: the work of more is in proportion
+# the most batches of a step that are rehearsed; the work of more batches is in proportion
 _MAX_BATCHES = 4
 
-# Hooks that set a module up: it was set up before it was sent.
+# hooks that set a module up, which are not called, because the module was set up before it was pickled
 _SET_UP_HOOKS = (
     "setup",
     "teardown",
@@ -52,15 +52,15 @@ _SET_UP_HOOKS = (
 def count(pickled_step: bytes) -> StepWork | str:
     """Return the work of the step on one rank, or a sentence on why it is unknown.
 
-    Call it in a process of its own: ``prepare`` replaces code of torch for the rest of the process.
+    Call this in a separate process, because ``prepare`` replaces code of torch.
     """
-    imitate_flex_attention()  # first: unpickling imports modules of the program
+    imitate_flex_attention()  # before unpickling, which imports modules of the program
     step: SentStep = pickle.loads(pickled_step)
     registered.operator_formulas.update(step.operator_formulas)
     registered.function_formulas.update(step.function_formulas)
     prepare(gpu=None)
     if not step.on_cpu:
-        # otherwise torch's unfused attention would compute half precision in float32
+        # Otherwise torch's unfused attention would compute half precision in float32.
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         work = _rehearse(step)
@@ -75,7 +75,7 @@ def count(pickled_step: bytes) -> StepWork | str:
 
 
 def _rehearse(step: SentStep) -> StepWork:
-    """Return the work of a step, from a run of its verb on a copy of the module without data; or raise its error."""
+    """Run the step on a copy of its module without data, and return its work; raise the error of the step."""
     world = _Shapes(None)
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
@@ -89,7 +89,8 @@ def _rehearse(step: SentStep) -> StepWork:
 
     dtypes: dict[str, str] = {}
     if step.precision in REPLACED_PRECISIONS:
-        dtypes["bfloat16"] = "float16"  # bfloat16 was rehearsed instead
+        # The run's float16 is rehearsed as bfloat16.
+        dtypes["bfloat16"] = "float16"
     rehearsal = _StepCounter(
         world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes
     )
@@ -136,7 +137,10 @@ class _CalledModel(LightningModule):
 
 
 def _loss_of(output: Any) -> Tensor:
-    """Return the loss of what a model returned: the scalars in it, or else a sum, since no loss multiplies matrices."""
+    """Return a loss of the output of a model: its ``loss``, or else the sum of its scalars, or of all its tensors.
+
+    The choice does not change the FLOPs, because no loss multiplies matrices.
+    """
     if isinstance(getattr(output, "loss", None), Tensor):
         loss: Tensor = output.loss
         return loss
@@ -152,7 +156,7 @@ def _loss_of(output: Any) -> Tensor:
 
 
 def _as_one_optimizer(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer]:
-    """Return one optimizer in place of several, of which a step of Lightning's takes only one by itself."""
+    """Return one optimizer for all, because Lightning steps only one by itself; empty if there are no weights."""
     groups: list[dict[str, Any]] = []
     states: list[list[Tensor]] = []
     for optimizer in optimizers:
@@ -166,13 +170,13 @@ def _as_one_optimizer(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer
 def _make_trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
     """Return a Trainer that runs the sent ``step`` on ``batch``, with the callback ``rehearsal``, and writes nothing.
 
-    The class is from the package that the module is derived from: each package refuses modules of the other.
+    Its class is from the package of the module's base class, because each package refuses modules of the other.
     """
     package = "lightning.pytorch"
     if "pytorch_lightning" in _packages_of(step.module):
         package = "pytorch_lightning"
     lightning = import_module(package)
-    # gives each step ``batch``, in place of what the loader returns
+    # a strategy that replaces the loader's batches by ``batch``
     strategy_class = type(
         "SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {}
     )
@@ -190,13 +194,13 @@ def _make_trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # The module was converted before it was pickled: have the plugin return it as it is.
+    # The module was converted before it was pickled, so the plugin must not convert it again.
     vars(trainer.precision_plugin)["convert_module"] = _unchanged
     return trainer
 
 
 def _rehearsed_precision(precision: str) -> str:
-    """Return the precision to rehearse with: the run's own, a wider one, or the dtypes that the tensors have."""
+    """Return the precision of the rehearsal's Trainer; "32-true" leaves the tensors' dtypes as they are."""
     if precision in REPLACED_PRECISIONS:
         return REPLACED_PRECISIONS[precision]
     if precision in _REHEARSED_PRECISIONS:
@@ -209,7 +213,7 @@ def _unchanged(module: LightningModule) -> LightningModule:
 
 
 class _Shapes(FakeWorld):
-    """Fake tensors whose bytes are not counted, so that kernels of unknown memory (``Uncounted``) do no harm."""
+    """Makes fake tensors without counting their bytes, so that kernels of unknown memory raise no ``Uncounted``."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -218,7 +222,7 @@ class _Shapes(FakeWorld):
 
 
 class _SentBatches(FakeDevice):
-    """Gives the step the sent batch, which is already on the device."""
+    """A strategy that replaces each batch by the pickled one, which is already on the device."""
 
     def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(device=CPU)  # type: ignore[call-arg]
@@ -234,7 +238,7 @@ class _SentBatches(FakeDevice):
 def _disable_hooks(module: LightningModule, optimizers: list[Optimizer]) -> None:
     """Disable the ``on_…`` and set-up hooks of ``module``, and have it return ``optimizers``.
 
-    ``on_…_model_…`` stay, such as ``on_validation_model_eval``: they prepare the module for its steps.
+    Hooks such as ``on_validation_model_eval`` stay, because they prepare the module for its steps.
     """
     for name in dir(LightningModule):
         prepares_module = "_model_" in name
@@ -250,9 +254,9 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 class _MotionlessOptimizer(Optimizer):
-    """An optimizer with the pickled groups and states, whose step does no arithmetic."""
+    """An optimizer with the pickled groups and states, whose step computes nothing."""
 
-    calls_closure_first = True  # as torch's own optimizers do
+    calls_closure_first = True  # like torch's own optimizers
 
     def __init__(self, sent: SentOptimizer) -> None:
         super().__init__(sent.groups, {})
@@ -269,9 +273,13 @@ class _MotionlessOptimizer(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class _StepCounter(Rehearsal):
-    batch_factor: float  # batches of the step over the rehearsed ones
-    dtypes: Mapping[str, str]  # the run's dtypes, by those rehearsed instead
-    step_work: StepWork | None = None  # of the whole step, once it has ended
+    """A rehearsal that counts the work of one step."""
+
+    batch_factor: float  # batches of the step divided by rehearsed batches
+    dtypes: Mapping[
+        str, str
+    ]  # a dtype that was rehearsed to the run's dtype, if they differ
+    step_work: StepWork | None = None  # of the whole step; None until it has ended
 
     def _steps(self) -> Iterator[None]:
         observers = StepObservers(self)

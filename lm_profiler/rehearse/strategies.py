@@ -1,6 +1,6 @@
-"""The strategies of a rehearsal: one device, or rank 0 of several, with fake tensors.
+"""The strategies of a rehearsal with fake tensors: one device, or rank 0 of several.
 
-Rank 0 stands in torch's fake process group, whose collectives move nothing; ``LinkBytes`` counts what they would send.
+Rank 0 is in torch's fake process group, whose collectives move nothing; ``LinkBytes`` counts what they would send.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 @dataclass(frozen=True)
 class Size:
-    """The factors by which a batch's rows and columns are multiplied; columns only if they are a context."""
+    """The factors by which the first two dimensions of a batch's tensors are multiplied."""
 
     batch: float = 1.0
     context: float = 1.0
 
     def __call__(self, shape: Sequence[int]) -> Sequence[int]:
-        """Return the resized ``shape``; an empty dimension stays empty, and no other becomes so."""
+        """Return the resized ``shape``; an empty dimension stays empty, and no other dimension becomes empty."""
         resized = list(shape)
-        for dimension, factor in enumerate((self.batch, self.context)[: len(shape)]):
-            length = shape[dimension]
-            if length:
+        factors = (self.batch, self.context)
+        for dimension, (length, factor) in enumerate(zip(shape, factors, strict=False)):
+            if length > 0:
                 resized[dimension] = max(round(length * factor), 1)
         return resized
 
 
 class FakeDevice:
-    """A mixin for a strategy, on whose device all tensors are fake."""
+    """A mixin that makes all tensors on a strategy's device fake."""
 
     world: FakeWorld
     reduces = False  # whether DDP reduces all gradients
     has_buckets = False  # whether DDP's buckets hold the gradients a second time
     ranks = 1  # the number of ranks; this is rank 0
     size = Size()
-    rows = 1  # rehearsed rows for each row of a real batch
-    samples: int | None = None  # samples in a batch of the run; None if that is unknown
+    rows = 1  # how many rows are rehearsed for each row of a real batch
+    samples: int | None = None  # samples in a batch of the run; None if unknown
     batch_bytes = 0  # bytes of the last batch
 
     def model_to_device(self) -> None:
@@ -131,7 +131,7 @@ class RankZero(LightningEnvironment):
 
 
 class FakeReplica(FakeStrategy):
-    """One of DDP's devices: it holds the whole module, and needs nothing from the others."""
+    """One of the devices of DDP: it holds the whole module, and needs no data from the others."""
 
     # whether all gradients are copied into one tensor after backward
     copies_gradients = False
@@ -142,7 +142,7 @@ class FakeReplica(FakeStrategy):
         self.world_size = ranks
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Hold the copy of all gradients that ``flat_ddp`` sends, as long as it does."""
+        """Allocate the copy of all gradients that ``flat_ddp`` sends, and free it, as ``flat_ddp`` does."""
         if not self.copies_gradients or self.lightning_module is None:
             return
         flat_gradients = []
@@ -158,10 +158,10 @@ class FakeReplica(FakeStrategy):
 
 
 class FakeRank(FakeDevice):
-    """A mixin for strategies that split the module: their own code shards and gathers fake tensors."""
+    """A mixin for strategies that split the module; their own code shards and gathers the fake tensors."""
 
     def setup_environment(self) -> None:
-        """Join the fake group, which the strategy then takes for its own."""
+        """Join the fake group, which the strategy then uses as its own."""
         _join_fake_group(self.world, self.ranks)
         super().setup_environment()  # type: ignore[misc]
 
@@ -189,13 +189,13 @@ _OFFLOADED = "FSDP keeps its weights and the optimizer's states on the host (cpu
 
 
 def _refuse_offload(*_: object, **__: object) -> None:
-    """Replace the constructor of FSDP2's ``CPUOffloadPolicy``."""
+    """Stand in for the constructor of FSDP2's ``CPUOffloadPolicy``: refuse offloading."""
     raise Uncounted(_OFFLOADED)
 
 
 def _join_fake_group(world: FakeWorld, ranks: int) -> None:
-    """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
-    # takes half a second, needed only here
+    """Make this process rank 0 of ``ranks``. It replaces code of torch, so it is only for a separate process."""
+    # imported here, because the import takes half a second
     from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
 
     if world.gpu is not None:
@@ -210,14 +210,14 @@ def _join_fake_group(world: FakeWorld, ranks: int) -> None:
     def construct_on_cpu(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         construct(wrapper, *args, **{**kwargs, "device_id": CPU})
 
-    # It refuses modules on a CPU unless an argument says that they stay there.
+    # FSDP refuses modules on a CPU unless this argument declares that they stay there.
     setattr(FullyShardedDataParallel, construct.__name__, construct_on_cpu)
 
 
 def _hide_whole_shapes() -> None:
-    """Have DTensors infer the shape of all shards outside of our modes: they make fake tensors for that.
+    """Have DTensor infer the shape of all shards together outside of our modes, which would count its fake tensors.
 
-    Torch does so once per operator and shape in a run, but every time if tensors are fake.
+    torch infers a shape once per operator and shape in a real run, but every time if tensors are fake.
     """
     infer_shape = WHOLE_SHAPES.find_or(None)
     if infer_shape is None:
@@ -239,11 +239,13 @@ _BUCKET_BYTES = 25 << 20
 
 
 def buckets(module: torch.nn.Module) -> list[Tensor]:
-    """Return the buckets in which DDP reduces gradients: 25 MiB and the rest of the last parameter each, by dtype.
+    """Return tensors like the buckets in which DDP reduces gradients.
 
-    Left out: DDP makes its first bucket smaller, and sparse gradients are in no bucket.
+    A bucket has gradients of one dtype, and is full with the parameter that makes it 25 MiB or more. Ignored: DDP makes
+    its first bucket smaller, and sparse gradients are in no bucket.
     """
-    elements_by_dtype: dict[torch.dtype, list[int]] = {}  # of each bucket
+    # by dtype: the number of elements of each bucket
+    elements_by_dtype: dict[torch.dtype, list[int]] = {}
     for parameter in module.parameters():
         if not parameter.requires_grad:
             continue
@@ -260,7 +262,7 @@ def buckets(module: torch.nn.Module) -> list[Tensor]:
     return tensors
 
 
-# how often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name
+# by a part of the collective's name: how many times each of n ranks in a ring sends (n-1)/n of all bytes
 _RING_PASSES = {
     "reduce_scatter": 1,
     "allreduce": 2,
@@ -275,10 +277,11 @@ _ROOTED = ("broadcast", "reduce_")
 
 
 def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
-    """Return the bytes that each of ``ranks`` sends in the collective ``name`` of ``size_bytes``; 0 for a barrier.
+    """Return the bytes that each of ``ranks`` sends in the collective ``name``; 0 for a barrier.
 
-    The size is the gathered, or not yet scattered, one. The factors are those of nccl-tests' "bus bandwidth"
-    (doc/PERFORMANCE.md): no algorithm over point-to-point links sends less, reduction in a switch aside.
+    ``size_bytes`` is the size of the whole tensor: after gathering, or before scattering. The factors are those of
+    nccl-tests' "bus bandwidth" (doc/PERFORMANCE.md): no algorithm over point-to-point links sends less; only a
+    reduction in the switch does.
     """
     for name_part, passes in _RING_PASSES.items():
         if name_part in name:
@@ -290,7 +293,7 @@ def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
 
 
 class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
-    """Counts what collectives send, in ``by_phase``, as long as it is entered."""
+    """Counts the bytes that collectives send, in ``by_phase``, while the mode is entered."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__()
@@ -299,7 +302,8 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # so that torch does not import its compiler to keep it away
+        # True would have torch import its compiler, to exclude this mode from it.
+        return False
 
     def __torch_dispatch__(
         self,
@@ -309,7 +313,8 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(hasattr(kind, "to_local") for kind in types):
-            return NotImplemented  # the DTensor takes the call apart, and its collectives come here one by one
+            # DTensor splits the call, and its collectives arrive here one by one.
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         phase_code = self._timeline.stack[-1]
         is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
@@ -317,9 +322,9 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         if is_collective and is_within_step:
             values = [*args, result]
             size_bytes = max(_tensor_bytes(value) for value in values)
-            self.by_phase[PARTS[phase_code]] += ring_bytes(
-                str(func), size_bytes, _ranks_in_group(values)
-            )
+            ranks = _ranks_in_group(values)
+            sent_bytes = ring_bytes(str(func), size_bytes, ranks)
+            self.by_phase[PARTS[phase_code]] += sent_bytes
         return result
 
 
@@ -328,9 +333,9 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def _ranks_in_group(values: list[Any]) -> int:
-    """Return the size of the process group of a collective, whose arguments and result are ``values``.
+    """Return the number of ranks in the process group of a collective, whose arguments and result are ``values``.
 
-    The group is one of them: its name, or torch's object for the group. Without either, all ranks take part.
+    One of the values is the group's name or torch's object for the group. Without either, all ranks take part.
     """
     groups_by_name = {}
     for group, name in WORLD.find().pg_names.items():
@@ -338,7 +343,7 @@ def _ranks_in_group(values: list[Any]) -> int:
     for value in values:
         if isinstance(value, str) and value in groups_by_name:
             return int(groups_by_name[value].size())
-        # The reduction operator is such an object too, but the group precedes it.
+        # The reduction operator is a ScriptObject too, but the group comes first.
         if isinstance(value, torch.ScriptObject):
             return int(dist.ProcessGroup.unbox(value).size())
     return dist.get_world_size()
@@ -347,11 +352,17 @@ def _ranks_in_group(values: list[Any]) -> int:
 def fake_strategy(
     options: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool
 ) -> Strategy:
-    """Return the strategy that the Trainer's ``options`` name, or ``make`` makes, with fake tensors.
+    """Return a strategy with fake tensors for the one that the Trainer's ``options`` name.
+
+    Args:
+        options: the options of the Trainer.
+        make: makes the strategy itself.
+        world: makes the fake tensors.
+        trains: whether the run trains, so that gradients are reduced.
 
     Raises:
-        Uncounted: The strategy splits the module, and cannot be rehearsed.
-        UsageError: It splits the module over an unknown number of devices.
+        Uncounted: the strategy splits the module, and cannot be rehearsed.
+        UsageError: the strategy splits the module over an unknown number of devices.
     """
     strategy_class, arguments = _strategy_in(options)
     if issubclass(strategy_class, SHARDED):
@@ -365,7 +376,7 @@ def fake_strategy(
     strategy.copies_gradients = str(arguments.get("wrapper")).endswith(
         f":{FlatDDP.__name__}"
     )
-    # of the buckets
+    # Gradients that are views of the buckets need no further memory.
     gradients_are_views = bool(arguments.get("gradient_as_bucket_view"))
     strategy.has_buckets = strategy_class is not WrappedDDP and not gradients_are_views
     return strategy
@@ -377,9 +388,9 @@ def _fake_rank(
     options: Mapping[str, Any],
     world: FakeWorld,
 ) -> Strategy:
-    """Return a copy of ``strategy`` that runs as rank 0 on fake tensors; its class is derived from the strategy's own.
+    """Return a copy of ``strategy``, an object or a registered name, that runs as rank 0 on fake tensors.
 
-    ``strategy`` is the object or its registered name.
+    The class of the copy is derived from the strategy's own.
     """
     if issubclass(strategy_class, DeepSpeedStrategy):
         raise Uncounted(
@@ -392,11 +403,11 @@ def _fake_rank(
     if isinstance(strategy, str):
         strategy = StrategyRegistry.get(strategy)
     fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
-    # FSDP's own option; of other strategies by ``CPUOffloadPolicy``
+    # This option is FSDP's; other strategies offload by ``CPUOffloadPolicy``.
     offload = getattr(strategy, "cpu_offload", None)
     if world.gpu is not None and getattr(offload, "offload_params", False):
         raise Uncounted(_OFFLOADED)
-    # not constructed: it takes over the attributes of ``strategy``
+    # made without its constructor, because it takes over the attributes of ``strategy``
     fake: Any = object.__new__(fake_class)
     vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))
     fake.cluster_environment = RankZero()
@@ -428,7 +439,7 @@ def devices_in(options: Mapping[str, Any]) -> int:
 
 
 def _devices_of_node(devices: Any) -> int:
-    """Return how many the Trainer's option ``devices`` names: a number, a list or a text of indices, or "auto"."""
+    """Return the number of devices in the option ``devices``: a number, indices as a list or a text, or "auto"."""
     if isinstance(devices, (list, tuple)):
         return len(devices)
     if isinstance(devices, str) and not devices.isdecimal():

@@ -1,4 +1,4 @@
-"""The torch.profiler trace of whole steps, with phases and modules in it, in its own stage after all timing."""
+"""Records a torch.profiler trace of whole steps, with ranges of phases and modules, in a stage after all timing."""
 
 from __future__ import annotations
 
@@ -49,27 +49,32 @@ from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 # devices whose kernels torch.profiler records, besides the host's operators
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
-# matches what strategies and torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
+# matches what torch's wrappers insert into a module's path, such as ``_fsdp_wrapped_module.``
 _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 
-# Work between steps, such as a validation, has a range too, so that it does not count as a step's work.
+# The names of ranges by the codes of parts. Work between steps, such as a validation, has a range too, so that it does
+# not count as work of a step.
 _RANGES = {**dict(enumerate(PHASES)), OUTSIDE: BETWEEN_STEPS}
 
 
 @dataclass(frozen=True)
 class _OpenPhase:
-    """A range that is open, and in how many optimizer steps it was opened."""
+    """A range that is open."""
 
     code: int
-    depth: int
+    depth: int  # how many nested optimizer steps were running when it was opened
 
 
 class PhaseRanges:
-    """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers.
+    """Observer of marks that opens a range for each phase. It may run in timed steps, so it uses no context managers.
 
-    Torch has a range of its own around every optimizer step, and ranges must nest. ``enter_optimizer_step`` and
-    ``leave_optimizer_step`` open and close it, if they are called. A range that is open when it opens stays
-    open until it has closed, and has the ranges of what runs meanwhile inside it, also that of no phase.
+    torch has a range of its own around every optimizer step, and ranges must nest. So a range that is open when an
+    optimizer step begins (``enter_optimizer_step``) stays open until the step ends (``leave_optimizer_step``). The
+    parts in between have ranges inside of it, even if they are in no phase.
+
+    Args:
+        push: opens a range with a name.
+        pop: closes the innermost range.
     """
 
     def __init__(
@@ -78,14 +83,14 @@ class PhaseRanges:
         self._push = push
         self._pop = pop
         self._open: list[_OpenPhase] = []
-        # the optimizer steps that are running: an optimizer may call another one
+        # the number of nested optimizer steps that are running; an optimizer may call another one
         self._depth = 0
-        # an optimizer may run in another thread too, which has no phases
+        # Optimizers in other threads are ignored: only this thread has phases.
         self._thread = get_ident()
 
     def __call__(self, code: int) -> None:
         """Close the range of the phase that ended, and open the range of the part with this ``code``."""
-        self._close_those_opened_in(self._depth)
+        self._close_ranges_of(self._depth)
         has_outer_range = len(self._open) > 0
         if has_outer_range and self._open[-1].code == code:
             return
@@ -103,10 +108,11 @@ class PhaseRanges:
 
     def leave_optimizer_step(self, *hook_arguments: Any) -> None:
         if get_ident() == self._thread:
-            self._close_those_opened_in(self._depth)
+            self._close_ranges_of(self._depth)
             self._depth -= 1
 
-    def _close_those_opened_in(self, depth: int) -> None:
+    def _close_ranges_of(self, depth: int) -> None:
+        """Close the ranges that were opened at this ``depth`` of optimizer steps, or deeper."""
         while self._open and self._open[-1].depth >= depth:
             self._open.pop()
             self._pop()
@@ -129,27 +135,28 @@ class TraceRanges:
 
 
 class _OpenRanges(threading.local):
-    """The open ranges of each thread: the autograd engine recomputes checkpointed modules in its own thread."""
+    """The open ranges of each thread; the autograd engine recomputes checkpointed modules in its own thread."""
 
     def __init__(self) -> None:
+        # each module whose call runs, with its ranges; the innermost last
         self.open: list[tuple[nn.Module, list[record_function]]] = []
 
 
 class _RangeNames(NamedTuple):
     """Names of the ranges around the calls of a module."""
 
-    # of every call; None for the trained module itself, which has none
+    # of every call; None for the trained module itself, whose calls have no range
     call: str | None
-    repeated: str  # of a call on the same inputs as before
+    repeated: str  # of a call with the same inputs as an earlier one in the step
 
 
 class ModuleRanges:
     """Opens a range (``module_range_name``) around every forward pass below ``module``, until ``detach``.
 
-    If a module, or ``module`` itself, gets the same inputs again in a step, this pass has a second range around it
-    (``repeated_range_name``). ``end_step`` is to be called between steps.
+    If one of these modules, or ``module`` itself, is called with the same inputs again in a step, that call has a
+    second range around it (``repeated_range_name``). ``end_step`` must be called between steps.
 
-    Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
+    Compiled modules and their parts have no ranges, because a hook would cause a recompilation.
     """
 
     def __init__(self, guard: Guard = UNGUARDED) -> None:
@@ -159,21 +166,23 @@ class ModuleRanges:
         self._calls = CallsOfStep()
 
     def attach(self, module: nn.Module) -> None:
-        """Put the hooks that open and close ranges on ``module`` and all called modules below it."""
-        closed = self._guard.wrap(self._close)
+        """Add hooks that open and close ranges to ``module`` and to all called modules below it."""
+        close_ranges = self._guard.wrap(self._close)
         for path, child in _called_modules(module):
             type_name = type(child).__name__
             names = _RangeNames(
                 call=module_range_name(path, type_name) if path else None,
                 repeated=repeated_range_name(path, type_name),
             )
-            opened = self._guard.wrap(partial(self._open, names))
-            # Before and after every hook of the user's; `always_call` closes the range when forward raises.
+            open_ranges = self._guard.wrap(partial(self._open, names))
+            # They run before and after all hooks of the user. `always_call` closes the ranges even if forward raises.
             self._hooks.enter_context(
-                child.register_forward_pre_hook(opened, prepend=True, with_kwargs=True)
+                child.register_forward_pre_hook(
+                    open_ranges, prepend=True, with_kwargs=True
+                )
             )
             self._hooks.enter_context(
-                child.register_forward_hook(closed, always_call=True)
+                child.register_forward_hook(close_ranges, always_call=True)
             )
 
         open_ranges_with(self._part_range)
@@ -202,7 +211,7 @@ class ModuleRanges:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Open the ranges of a call of ``module``: by its name, and for inputs that it had before in this step."""
+        """Open the ranges of a call of ``module``: with its name, and around it for inputs that it had before."""
         if torch.compiler.is_compiling():
             return
         ranges: list[record_function] = []
@@ -216,14 +225,16 @@ class ModuleRanges:
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
         """Close the ranges of the call of ``module`` that ends."""
-        stack = self._threads.open
-        if torch.compiler.is_compiling() or not any(
-            opened is module for opened, _ in stack
-        ):
+        if torch.compiler.is_compiling():
             return
-        opened = None
-        while opened is not module:  # Ctrl-C may have left inner ranges open
-            opened, ranges = stack.pop()
+        stack = self._threads.open
+        has_ranges = any(open_module is module for open_module, _ in stack)
+        if not has_ranges:
+            return
+        # Ctrl-C may have left ranges of inner modules open.
+        open_module = None
+        while open_module is not module:
+            open_module, ranges = stack.pop()
             _close_all(ranges)
 
 
@@ -234,25 +245,25 @@ def _close_all(ranges: Sequence[record_function]) -> None:
 
 
 def _called_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of ``module`` and all below it that have their own forward pass, each once.
+    """Yield the path and the module, each once, of ``module`` and all modules below it that have a forward pass.
 
-    The path of ``module`` itself is empty.
+    The path of ``module`` itself is empty. Compiled modules and their parts are left out.
     """
     compiled_modules: set[nn.Module] = set()
     for submodule in module.modules():
         if is_compiled(submodule):
             compiled_modules.update(submodule.modules())
     for path, submodule in module.named_modules(memo=compiled_modules):
-        # a ModuleList, for one, is never called
+        # A ModuleList, for example, is never called.
         is_called = type(submodule).forward is not nn.Module.forward
         if is_called:
             yield _WRAPPERS.sub("", path), submodule
 
 
 def is_session_taken() -> bool:
-    """Return whether a session of torch's profiler is running in this process, or is prepared to, as in its warm-up.
+    """Return whether a session of torch's profiler runs in this process, or is prepared, such as during its warm-up.
 
-    Torch reports only a running one, so that the prepared ones are searched for among all objects, within 0.1 s.
+    torch reports only running sessions, so prepared ones are searched among all objects, which takes up to 0.1 s.
     """
     if PROFILER_ENABLED.get(autograd_profiler):
         return True
@@ -271,9 +282,9 @@ def _is_open(session: autograd_profiler.profile) -> bool:
 
 @dataclass(eq=False)
 class Tracer(Instrument):
-    """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
+    """Runs torch.profiler over whole steps and writes the trace to ``trace/rank<n>.pt.trace.json.gz``.
 
-    That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
+    TensorBoard's PyTorch plugin looks for this name, and Perfetto can open the file.
     """
 
     options: TraceOptions  # how much is traced
@@ -281,10 +292,10 @@ class Tracer(Instrument):
     timeline: Timeline  # its marks name the phases
     folder: Path  # the folder of the run
     rank: int  # the rank of this process
-    # returns the module whose parts are named in the trace; called once it is built
+    # returns the module whose parts are named in the trace; called when the module exists
     module: Callable[[], nn.Module]
     is_profiler_taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
-    label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training
+    label: str = ""  # follows the rank in the file's name, such as ``.step500`` for a trace during training
     name = "trace"
     stage = "trace"
     _profile: profile | None = None
@@ -297,7 +308,7 @@ class Tracer(Instrument):
     def start(self) -> None:
         """Start torch's profiler, with ranges for phases and modules, unless another profiler runs in this process."""
         if self.is_profiler_taken or is_session_taken():
-            # torch has one session a process: a second one would end the user's, or the process.
+            # torch allows one session per process: a second one would end the user's session, or the process.
             self.guard.disable(
                 "torch.profiler is already running in this process, and only one session is possible"
             )
@@ -305,7 +316,7 @@ class Tracer(Instrument):
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
             activities.append(TRACED[self.device.type])
-        # One warm-up step: the profiler's first one is slow, and is thrown away.
+        # The profiler's first step is slow, so it is a warm-up step, which is discarded.
         tracing = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self.options.steps, repeat=1),
@@ -316,10 +327,10 @@ class Tracer(Instrument):
         )
         tracing.start()
         if tracing.profiler is not None:
-            # otherwise torch parses all events for it, and nobody reads them
+            # Otherwise torch would parse all events into objects, which are not needed.
             tracing.profiler.acc_events = False
             with suppress(AttributeError):
-                # before torch 2.13 it parses them anyway, 800 bytes each
+                # Before torch 2.13 it parses them anyway, at 800 bytes each, unless this is set.
                 tracing.profiler.experimental_config.trace_only = (
                     not self.options.with_stack
                 )
@@ -333,7 +344,7 @@ class Tracer(Instrument):
         self._give_way_to_others()
 
     def _open_ranges_of_phases(self) -> None:
-        """Have each phase of the timeline opened as a range of the trace, around the ranges of optimizers."""
+        """Have a range of the trace opened for each phase of the timeline."""
         trace_ranges = TraceRanges()
         phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
         before_step = register_optimizer_step_pre_hook(
@@ -349,10 +360,11 @@ class Tracer(Instrument):
     def _give_way_to_others(self) -> None:
         """Stop before another session starts, such as one of the user's callbacks: two sessions end the process.
 
-        A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` only start.
+        A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` start without that.
         """
-        # raises if this torch has no such method
+        # raises if this version of torch has no such method
         PREPARE_TRACE.get(autograd_profiler.profile)
+        # the methods with which sessions begin
         beginnings: list[tuple[type, str]] = [
             (autograd_profiler.profile, PREPARE_TRACE.name),
             (autograd_profiler.emit_nvtx, "__enter__"),
@@ -380,25 +392,25 @@ class Tracer(Instrument):
         )
 
     def step(self) -> None:
-        """Tell the profiler that a step of the stage has ended and another follows."""
+        """Begin the next step of the profiler, because a step of the stage has ended and another follows."""
         if self._profile is None:
             return
         if self._profile.step_num == 0 and self.device.type in TRACED:
-            # What the profiler's own step left in the queue would run in the first traced one.
+            # Otherwise work that is queued in the warm-up step would run in the first traced step.
             torch.accelerator.synchronize(self.device)
         self._profile.step()
         if self._modules is not None:
             self._modules.end_step()
 
     def result(self) -> Mapping[str, Any]:
-        """End the session and write its trace to ``path``; the result itself has no fields."""
+        """End the session and write its trace to ``path``; there are no facts."""
         profile = self._profile
         self.discard()  # ends the session; its events stay in ``profile``
         if profile is None:
             return {}
         self.path.parent.mkdir(exist_ok=True)
-        # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
-        # it is given, and leaves it there when the disk is full.
+        # In a temporary folder, which is removed with its content: torch writes a second file beside the requested one,
+        # and leaves it behind if the disk is full.
         with TemporaryDirectory(
             dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True
         ) as folder:
@@ -406,12 +418,13 @@ class Tracer(Instrument):
             compressed_file = Path(folder, self.path.name)
             profile.export_chrome_trace(str(plain_file))
             # The inner profiler holds all events, 3 kB each. It is in a reference cycle, so without this line it would
-            # live until the next garbage collection.
+            # exist until the next garbage collection.
             profile.profiler = None
-            # glibc keeps freed memory, 150 MB after 60,000 events. Other C libraries have no such function.
+            # glibc keeps freed memory: 150 MB after 60,000 events. Other C libraries lack this function.
             with suppress(AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
-            # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
+            # Compressed here and not by torch, at a level that takes a tenth of the time and makes the file a third
+            # larger.
             with (
                 plain_file.open("rb") as source,
                 gzip.open(compressed_file, "wb", compresslevel=3) as target,
@@ -421,7 +434,7 @@ class Tracer(Instrument):
         return {}
 
     def work(self, notes: list[str]) -> TracedWork | None:
-        """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
+        """Return the work in the traced steps; None without a trace, and, with a note, if it has no whole step."""
         work = read_traced_work(self.path)
         if work is None:
             if self.path.exists():

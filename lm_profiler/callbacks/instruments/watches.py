@@ -1,4 +1,4 @@
-"""Instruments that read something where the measured steps begin and end, or between them."""
+"""Instruments that read something when the measured steps begin and end, or between steps."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from lm_profiler.usage_error import UsageError
 class StepWatch(Instrument):
     """Instrument that reads counters of the process at the end of measured steps."""
 
-    reader: StepReader  # reads the counts
+    reader: StepReader  # reads the counters
     rank: int = 0  # the rank of this process
-    # samples the clock of its GPU; None without one
+    # samples the clock of the rank's GPU; None without a GPU
     sampler: TelemetrySampler | None = None
     # when each checkpoint began and ended, in turn
     checkpoint_instants_ns: Sequence[int] = ()
@@ -45,11 +45,11 @@ class StepWatch(Instrument):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The counters; computed when they are requested, which is after everything that is timed."""
+        """The counters. They are computed when they are requested, which is after all timing."""
         return self.guard.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
-        """Return the counters of the measured steps; nothing if none was read."""
+        """Return the counters of the measured steps; empty if no step was read."""
         reader = self.reader
         if not reader.raw:
             return {}
@@ -83,7 +83,7 @@ def watches_of(
 ) -> list[Watch]:
     """Return the watches that apply to ``device``, in the order in which they begin.
 
-    The allocator's history is written to ``history``, with the marks that ``mark_log`` has of that time.
+    If ``history`` is given, the allocator's history is written there; the memory timeline also uses ``mark_log``.
     """
     watches = [_recompilations_watch(), _warmup_compile_watch()]
     detector = sync_detector_of(device)
@@ -93,13 +93,13 @@ def watches_of(
         watches.append(history_watch(device, history, mark_log))
     if sampler is not None:
         watches.append(_telemetry_watch(sampler))
-    # This one begins last and ends first: it counts the CPU time of all that runs in between.
+    # The last to begin and the first to end, so that it does not count the CPU time of the others.
     watches.append(_contention_watch(sampler))
     return watches
 
 
 def _recompilations_watch() -> Watch:
-    """Return the watch that counts what torch.compile compiles again during the measured steps."""
+    """Return the watch that counts the compilations by torch.compile during the measured steps."""
 
     def facts(count_before: int) -> Mapping[str, Any]:
         return {"recompilations": recompilations() - count_before}
@@ -113,7 +113,7 @@ def _recompilations_watch() -> Watch:
 
 
 def _warmup_compile_watch() -> Watch:
-    """Return the watch of the seconds that compilation takes in warm-up."""
+    """Return the watch of the seconds that torch.compile takes during warm-up."""
 
     def facts(began_s: float) -> Mapping[str, Any]:
         return {"warmup_compile_s": seconds_compiling(began_s)}
@@ -173,10 +173,10 @@ def _contention_watch(sampler: TelemetrySampler | None) -> Watch:
 
 
 def profiler_range() -> Watch:
-    """Tell CUDA's profiling API where the measured steps begin and end, for a program that records between the two."""
+    """Return the watch that marks the measured steps in CUDA's profiling API, for programs such as Nsight Systems."""
 
     def start() -> None:
-        torch.cuda.synchronize()  # otherwise kernels of the warm-up that still run would be recorded too
+        torch.cuda.synchronize()  # so that kernels of the warm-up are not recorded
         torch.cuda.profiler.start()
 
     def stop(_: object = None) -> Mapping[str, Any]:
@@ -193,10 +193,13 @@ def profiler_range() -> Watch:
 
 
 def loader_watch(trainer: Any) -> Watch:
-    """Return the watch that counts how many batches the loader's workers have prefetched; unknown for several."""
+    """Return the watch that counts how many batches the loader's workers have prefetched.
+
+    The number is unknown if there are several loaders.
+    """
 
     def count_ready() -> int | None:
-        """Return how many batches the loader holds ready; None if that is unknown."""
+        """Return how many batches are prefetched; None if that is unknown."""
         iterators = _loader_iterators(trainer)
         if len(iterators) != 1:
             return None
@@ -228,7 +231,7 @@ def loader_watch(trainer: Any) -> Watch:
 
 
 def _loader_iterators(trainer: Any) -> list[Iterator[Any]]:
-    """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
+    """Return the iterators over the loaders in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
     fetcher = FETCHER.get(trainer.fit_loop)
     if fetcher is None:
         return []
@@ -245,7 +248,7 @@ def history_watch(
     """Return the watch that writes the allocator's history to ``path``, and the last step's memory timeline beside it.
 
     Raises:
-        UsageError: the allocator of ``device`` keeps none.
+        UsageError: the allocator of ``device`` keeps no history.
     """
     history = memory_history_of(device)
     if history is None:
