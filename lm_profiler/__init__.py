@@ -1,8 +1,8 @@
 """A training-loop profiler for language models on Lightning.
 
-Importing this package imports neither torch nor Lightning: ``report``, ``compare`` and ``--help`` must answer at
-once, and so must ``lm_profiler.load`` and its like, which are for notebooks. The instruments for your own ``Trainer``
-are in ``lm_profiler.callbacks``; ``lm_profiler.profile`` is for other loops.
+Importing this package imports neither torch nor Lightning, so that ``report``, ``compare``, ``--help`` and the
+functions for notebooks, such as ``lm_profiler.load``, answer at once. The instruments for your own ``Trainer`` are in
+``lm_profiler.callbacks``; ``lm_profiler.profile`` is for other loops.
 """
 
 from typing import Any
@@ -23,12 +23,12 @@ __version__: str
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # Only when requested: reading it takes 4 ms.
+        # read only when it is requested, because that takes 4 ms
         from importlib.metadata import version
 
         return version("lm_profiler")
     if name == "register_flops":
-        # programs call it while they are imported, so it brings nothing of the notebook along
+        # Programs call it while they are imported, so it must not import what the notebook needs.
         from lm_profiler.measure.counts.registered import register_flops
 
         return register_flops

@@ -1,7 +1,7 @@
-"""The callbacks that Lightning adds to each Trainer of a program which ``lm_profiler run`` has started.
+"""The callbacks that Lightning adds to each Trainer of a program that ``lm_profiler run`` has started.
 
-If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` imports this module where a Trainer is made, and Lightning does not
-guard that call. So the module imports the standard library and ``external_loops`` alone, and raises nothing.
+If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` imports this module when a Trainer is made. An error would reach the
+program, so the module only imports the standard library and ``external_loops``, and raises nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from lm_profiler.external_loops import VARIABLE
 
-# name of a file in the folder that the processes of a program share: one of their Trainers is profiled
+# the name of a link in the folder that the processes of a program share; it names the Trainer that is profiled
 CLAIMED = "claimed"
 
 
@@ -23,7 +23,7 @@ def external_callbacks() -> list[Any]:
         request = os.environ.get(VARIABLE, "").strip()
         if request in ("", "0"):
             return []
-        # By name: an import statement would be a dependency of this module on the callbacks.
+        # by name, because an import statement would make this module depend on the callbacks
         callbacks: list[Any] = import_module(
             "lm_profiler.callbacks.shortcut"
         ).admitted_callbacks(request)

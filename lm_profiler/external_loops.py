@@ -1,22 +1,22 @@
-"""Waits for the training loop of a program which ``lm_profiler run`` has started, if no Lightning Trainer runs it.
+"""Waits for the training loop of a program that ``lm_profiler run`` has started, if no Lightning Trainer runs it.
 
-If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` calls ``begin_search`` at the end of ``import torch``, which an
-exception would end. So the module imports ``os`` alone, and raises nothing. Until the first optimizer steps there is
-one pair of torch's hooks, and nothing else.
+If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` calls ``begin_search`` at the end of ``import torch``. An exception
+would make that import fail, so the module only imports ``os``, and raises nothing. It adds one pair of torch's hooks
+until the first optimizer steps.
 """
 
 import os
 
-# the environment variable that asks for the profiler: a JSON object, as ``callbacks.run_request`` reads it
+# the environment variable that requests the profiler: a JSON object that ``callbacks.run_request`` reads
 VARIABLE = "LM_PROFILER"
 
 
 def begin_search() -> None:
-    """Have the loop of the first optimizer that steps profiled, if it is requested."""
+    """Have the loop of the first optimizer that steps profiled, if the environment requests it."""
     if os.environ.get(VARIABLE, "").strip() in ("", "0"):
         return
     try:
-        # By name: an import statement would be a dependency of this module on the callbacks.
+        # by name, because an import statement would make this module depend on the callbacks
         from importlib import import_module
 
         hooks = import_module("lm_profiler.callbacks.marks.torch_hooks")
@@ -26,7 +26,7 @@ def begin_search() -> None:
 
 
 def external_fabric_callbacks() -> list[object]:
-    """Do the same where Lightning Fabric asks for callbacks, of which it gets none: torch's autoload may be off."""
+    """Begin the search when Lightning Fabric requests callbacks, in case torch's autoload is off; return none."""
     begin_search()
     return []
 

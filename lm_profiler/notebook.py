@@ -1,4 +1,4 @@
-"""The API of ``import lm_profiler``: a run, a table, a comparison and a plan that a notebook displays."""
+"""The API of ``import lm_profiler``: runs, tables, comparisons and plans that a notebook displays."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from lm_profiler.usage_error import UsageError, expect_one_of
 
 @dataclass(frozen=True)
 class Shown:
-    """``data`` with its attributes, and the tables that show it, as text and in a notebook."""
+    """``data``, whose attributes this object has too, and the tables that show it as text and in a notebook."""
 
     data: Any
     tables: Sequence[Table]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols, such as copying, that this class lacks
+        if name.startswith("__"):
+            # Python looks for special methods, for example to copy: those of ``data`` would be wrong here.
             raise AttributeError(name)
         return getattr(self.data, name)
 
@@ -50,7 +51,7 @@ class Shown:
         return "\n".join(texts).strip()
 
     def _repr_html_(self) -> str:
-        # in the page's own colours, light or dark; wide tables scroll, where plain text would be wrapped
+        # Without colours of its own, for light and dark pages. Wide tables scroll and are not wrapped.
         return (
             f'<pre style="white-space:pre;overflow-x:auto">{escape(repr(self))}</pre>'
         )
@@ -58,7 +59,7 @@ class Shown:
 
 @dataclass(frozen=True, repr=False)
 class LoadedRun(Shown):
-    """The record of a run; its figures, such as ``step_s``, are attributes as well, None if they are unknown."""
+    """The record of a run. Its figures, such as ``step_s``, are attributes too; an unknown figure is None."""
 
     folder: Path
 
@@ -72,11 +73,10 @@ class LoadedRun(Shown):
 
     @cached_property
     def steps(self) -> StepTable:
-        """The steps of all ranks and stages; ``steps["step_s"]`` is an array of numpy, ``steps.columns`` all of them.
+        """The steps of all ranks and stages.
 
-        ``steps["forward_backward_s"]`` is the sum of both passes.
-
-        The record's own ``steps``, the counts by stage, are ``data.steps``.
+        ``steps["step_s"]`` is a NumPy array, ``steps["forward_backward_s"]`` the sum of both passes, and
+        ``steps.columns`` has all columns. The record's own ``steps``, which are counts by stage, are ``data.steps``.
         """
         return Entry(self.folder, self.data).rows
 
@@ -85,7 +85,7 @@ def load(folder: str | Path) -> LoadedRun:
     """Return the run in ``folder``, or the latest run below it.
 
     Raises:
-        UsageError: there is none, or none that can be read.
+        UsageError: there is no run that can be read.
     """
     runs = runs_below([Path(folder)], "load")
     latest: tuple[RunRecord, Path] | None = None
@@ -107,7 +107,7 @@ def table(
     layout: str | None = None,
     where: Sequence[str] = (),
 ) -> Shown:
-    """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``.
+    """Return the table that ``lm_profiler report`` prints for the runs at or below ``folders``.
 
     Args:
         folders: Folders of runs or sweeps, or a folder above them.
@@ -135,7 +135,7 @@ def table(
 
 
 def compare(a: str | Path, b: str | Path) -> Shown:
-    """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
+    """Return the comparison of the runs at or below ``b`` with those of ``a``; several runs on a side are repeats."""
     runs_a = runs_below([Path(a)], "compare").entries
     runs_b = runs_below([Path(b)], "compare").entries
     result = comparison.compare(runs_a, runs_b)
@@ -149,7 +149,7 @@ def plan(*options: str, device: str | None = None, memory: str | None = None) ->
         UsageError: the options are wrong.
         CannotPlan: the run cannot be rehearsed.
     """
-    # torch and Lightning are imported only where a plan is made
+    # imported here, because it imports torch and Lightning
     from lm_profiler.cli.verbs.plan import Options, planned
 
     tables: list[Table] = []

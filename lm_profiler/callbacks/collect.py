@@ -1,4 +1,4 @@
-"""Asks loop, module, torch and the machine what they are, once the loop is over; nothing else does."""
+"""Collects the facts about loop, module, torch and machine when the loop has ended; no other module does that."""
 
 from __future__ import annotations
 
@@ -73,16 +73,17 @@ from lm_profiler.torch_names import FUSED_DEVICES
 
 @dataclass(eq=False)
 class Collector:
-    """Makes the evidence of a run: ``evidence`` once the loop ends, ``collect_afterwards`` once all timing is over."""
+    """Makes the evidence of a run: by ``evidence`` when the loop ends, and ``collect_afterwards`` after all timing."""
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
-    has_batch: bool = False  # whether a batch is remembered; only its shapes are kept, and a copy for the audit
+    has_batch: bool = False  # whether a batch is remembered
+    # the batch without data, and, if the audit needs it, a copy on the host; each may be an error instead
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)
 
     def remember_batch(self, batch: Any) -> None:
-        """Remember ``batch``, which may be of any type: an error is raised where the batch is requested."""
+        """Remember ``batch``. It may be of any type: an error is kept, and raised when the batch is requested."""
         self.has_batch = True
         _set_result(self._shapes, without_data, batch)
         if self.options.numerics.audit:
@@ -140,7 +141,7 @@ class Collector:
         return loads or ()
 
     def _steps_planned(self, measured: Measured) -> Mapping[str, int]:
-        """Return the planned steps of each stage: of the measured ones, whose number time decides, the fewest."""
+        """Return the planned steps of each stage; for ``measure`` the fewest, if time decides their number."""
         planned = measured.steps_planned
         if self.options.stages.is_timed and "measure" in planned:
             return {**planned, "measure": TIMED_STEPS}
@@ -149,7 +150,7 @@ class Collector:
     def collect_afterwards(
         self, evidence: Evidence, measured: Measured, tracer: Tracer
     ) -> Evidence:
-        """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""
+        """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics. Call it on rank 0."""
         notes = list(evidence.notes)
         evidence = self._with_trace(evidence, tracer, notes)
         work = try_or_note("FLOPs", lambda: self._step_work(measured, notes), notes)
@@ -167,7 +168,7 @@ class Collector:
     def _with_trace(
         self, evidence: Evidence, tracer: Tracer, notes: list[str]
     ) -> Evidence:
-        """Return ``evidence`` with the kernels of the trace, and with what its waterfall is made of."""
+        """Return ``evidence`` with the kernels of the trace, and with the data of its waterfall."""
         traced_work = try_or_note("trace", lambda: tracer.work(notes), notes)
         kernels = try_or_note("kernels", lambda: tracer.kernels(traced_work), notes)
         traced = None
@@ -183,39 +184,40 @@ class Collector:
         work: StepWork | None,
         notes: list[str],
     ) -> Evidence:
-        """Return ``evidence`` with the ``work`` of a step, by phase too, and with the batches of that step."""
-        by_phase = (
-            try_or_note("floors", lambda: self._work_by_phase(measured, work), notes)
-            or {}
+        """Return ``evidence`` with the ``work`` of a step, also by phase, and with the batches of that step."""
+        by_phase = try_or_note(
+            "floors", lambda: self._work_by_phase(measured, work), notes
         )
         flops = None
         by_dtype = Counter[str]()
         if work is not None:
             flops = work.flops
             for kind, flops_by_dtype in work.by_dtype.items():
-                if kind != "optimizer":  # whose dtype is not the model's
+                # The dtype of the optimizer is not that of the model.
+                if kind != "optimizer":
                     by_dtype.update(flops_by_dtype)
         counts = mean_counts(measured.batch_counts, _counted_steps(measured))
         batches, elements = counts.batches, counts.elements
         if measured.seen_flops.flops is None or batches is None:
-            # FLOPs are then those of a copy, with all batches of a step.
+            # FLOPs were then counted on a copy, with all batches of a step.
             batches = batches_per_step(self.loop, self.options.verb)
             elements = self._elements_of(batches)
         return replace(
             evidence,
             flops=flops,
             by_dtype=by_dtype,
-            work=by_phase,
+            work=by_phase or {},
             work_batches=batches,
             work_elements=elements,
         )
 
     def _with_rates(self, evidence: Evidence, notes: list[str]) -> Evidence:
-        """Return ``evidence`` with what the machine reaches, as far as anything is compared with it."""
+        """Return ``evidence`` with the rates that the machine reaches, if something is compared with them."""
         device = self.loop.device
         ceilings = dict[str, float | None]()
         for dtype in _matmul_dtypes(evidence, device):
-            if narrow_dtype(dtype) is not None:  # no product in 8 bits is measured here
+            if narrow_dtype(dtype) is not None:
+                # Rates of products in 8 bits are not measured here.
                 ceilings[dtype] = None
                 continue
             find = partial(known_ceiling, device, getattr(torch, dtype), notes.append)
@@ -230,7 +232,7 @@ class Collector:
         )
 
     def _elements_of(self, batches: int) -> int | None:
-        """Return the elements of ``batches`` that are like the first one; None if its shapes are unknown."""
+        """Return the elements of ``batches`` batches like the first one; None if its shapes are unknown."""
         try:
             elements = Elements()(self._shapes.result(0))
         except Exception:  # the batch's type has no shapes that can be kept
@@ -242,7 +244,7 @@ class Collector:
     def _work_by_phase(
         self, measured: Measured, work: StepWork | None
     ) -> dict[str, Work]:
-        """Return the FLOPs and bytes of each phase of a step on this rank; the size of a batch may be unknown."""
+        """Return the FLOPs and bytes of each phase of a step on this rank."""
         loop = self.loop
         try:
             batches = batches_per_step(loop, self.options.verb) // loop.world_size
@@ -252,12 +254,12 @@ class Collector:
         return phase_work(loop, work, measured.traffic, batch_bytes)
 
     def _step_work(self, measured: Measured, notes: list[str]) -> StepWork | None:
-        """Return the FLOPs and bytes of a step; None, with a note, if they are unknown, or if only times are wanted."""
+        """Return the FLOPs and bytes of a step; None, with a note, if they are unknown, or if they are not needed."""
         counted_steps = len(_counted_steps(measured))
         has_memory_stage = bool(measured.steps_planned.get("memory"))
         has_trace_stage = bool(measured.steps_planned.get("trace"))
         run_ended_before = counted_steps == 0 and has_memory_stage
-        # counting takes another process seconds
+        # Counting would take some seconds in another process.
         only_times_are_wanted = counted_steps == 0 and not has_trace_stage
         if run_ended_before or only_times_are_wanted:
             return None
@@ -290,7 +292,7 @@ def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> 
 
 
 def _evidence_of(measured: Measured) -> Evidence:
-    """Return the evidence in ``measured``: without the fields that only the merging of ranks and this module need."""
+    """Return the evidence in ``measured``, without the fields that only this module and the merging of ranks need."""
     return Evidence(
         **{entry.name: getattr(measured, entry.name) for entry in fields(Evidence)}
     )
@@ -359,7 +361,7 @@ def model_facts(loop: Loop) -> ModelFacts:
 def _modules_without_optimizer(loop: Loop) -> list[str]:
     """Return the paths of the outermost modules whose weights all have gradients that no optimizer uses.
 
-    None are known where an optimizer holds something else than the weights themselves, such as shards.
+    Empty if they are unknown, because an optimizer does not hold the weights themselves but, for example, shards.
     """
     if loop.holdings != "whole" or not loop.optimizers:
         return []
@@ -383,9 +385,9 @@ def _modules_without_optimizer(loop: Loop) -> list[str]:
 
 
 def expert_loads(module: object) -> list[ExpertLoad]:
-    """Return the load of each layer of experts, if ``module`` reports it and any layer was sent a token.
+    """Return the load of each layer of experts that has received tokens, if ``module`` reports it.
 
-    ``expert_load`` returns, for each such layer, how many tokens each of its experts was sent in training.
+    The module's ``expert_load`` returns, for each layer, how many tokens each of its experts received in training.
     """
     report_load = getattr(module, "expert_load", None)
     if not callable(report_load):
@@ -398,7 +400,7 @@ def expert_loads(module: object) -> list[ExpertLoad]:
 
 
 def switches(loop: Loop) -> Settings:
-    """Return the settings that a finding may advise to change, and what the machine has for them (TF32, cores).
+    """Return the settings that a finding may advise to change, and what the machine offers for them (TF32, cores).
 
     ``conclude`` adds the settings that follow from the figures.
     """

@@ -1,7 +1,7 @@
-"""The only Callback of the profiler: Lightning's hooks, and what each means for the run.
+"""The only Callback of the profiler: it connects Lightning's hooks to the run.
 
 There is only one, because Lightning calls every hook of every callback: each further callback costs 6 to 8
-microseconds per step, whatever it does.
+microseconds per step, even if it does nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Admits(Protocol):
     def __call__(self, trainer: Trainer) -> bool: ...
 
     def release(self) -> None:
-        """Take the last admission back: nothing was profiled."""
+        """Take the last admission back, because nothing was profiled."""
 
 
 class TrainingProfiler(Callback):
@@ -117,7 +117,7 @@ class TrainingProfiler(Callback):
         self.admits: Admits | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options alone: a copy or a pickle can profile its own run, and holds nothing of this one."""
+        """Return only the options, so that a copy or a pickle can profile its own run, and has no data of this one."""
         return {
             "_options": self._options,
             "_run": None,
@@ -163,12 +163,12 @@ class TrainingProfiler(Callback):
         self._wait_for_loop()  # Fabric.setup_module calls no hook
 
     def _wait_for_loop(self, fabric: Any = None) -> None:
-        """Wait for the first step of an optimizer: its loop is the one to profile."""
+        """Wait for the first step of an optimizer, whose loop is then profiled."""
         if self._search is not None:
             return
         from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
 
-        # A program that calls hooks by ``Fabric.call`` has arguments of its own for them.
+        # A program may call hooks by ``Fabric.call`` with any arguments, so those of the Trainer are replaced.
         vars(self).update(_IGNORED_HOOKS)
         self._search = LoopSearch(self._options, fabric=fabric)
         self._search.start()
@@ -177,10 +177,10 @@ class TrainingProfiler(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Attach a run to the Trainer as soon as its device and callbacks are known, or refuse what cannot be profiled.
 
-        A Trainer that ``admits`` rejects is left alone: the hooks are removed, so that they cost nothing.
+        If ``admits`` rejects the Trainer, all hooks are removed, so that they cost nothing.
         """
         began_ns = self._options.clock()
-        # A run's modules are loaded when a run starts: whoever only imports the callback loads just its options.
+        # Imported when a run starts, so that importing the callback loads only its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
         from lm_profiler.callbacks.trainer_loop import TrainerLoop
@@ -208,7 +208,7 @@ class TrainingProfiler(Callback):
         if options.memory.history:
             # refuses a device that keeps no history
             history_watch(trainer.strategy.root_device, Path())
-        for hook in _NO_HOOKS:  # the last run may have removed them
+        for hook in _NO_HOOKS:  # the last run may have disabled them
             vars(self).pop(hook, None)
         loop = TrainerLoop(trainer, self, options.verb, trainer.max_steps)
         run = Attachment(loop, options, self._restore_trainer)
@@ -246,7 +246,7 @@ class TrainingProfiler(Callback):
     def _start_run(
         self, verb: Verb, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
+        """Start the run; not earlier, because a Tuner's trials of a batch size or learning rate are not part of it."""
         run = self._run
         if run is not None and verb == self._options.verb and not run.has_begun:
             run.guard.run(run.start)
@@ -295,7 +295,7 @@ class TrainingProfiler(Callback):
 
     def on_validation_batch_end(self, *args: Any) -> None:
         if self._options.verb == "validate":
-            # validation during a fit belongs to no step
+            # (Validation during a fit belongs to no step.)
             self.on_train_batch_end(*args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -325,7 +325,7 @@ class TrainingProfiler(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        """Record the run if it is not recorded yet, and leave the Trainer as it was."""
+        """Record the run if it is not recorded yet, and restore the Trainer."""
         run = self._run
         if run is None or run.finisher.is_forked_copy:
             return
@@ -339,7 +339,7 @@ class TrainingProfiler(Callback):
             run.finisher.guard.run(self._loop.restore_limit)
 
     def _restore_trainer(self) -> None:
-        """Restore the Trainer; the rest of training has no overhead."""
+        """Restore the Trainer, so that the rest of training has no overhead."""
         if self._run is not None and self._run.phases is not None:
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:
@@ -347,11 +347,11 @@ class TrainingProfiler(Callback):
 
 
 def _ignore_signal(signum: int, frame: object) -> None:
-    """Do nothing: the handler that was there before Lightning's is called after this one."""
+    """Do nothing in place of Lightning's handler; Lightning then calls the handler that was installed before."""
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Stand in for a hook of the Trainer where a program calls it for Fabric."""
+    """Stand in for a hook of the Trainer that a program may call for Fabric."""
 
 
 _IGNORED_HOOKS: dict[str, Callable[..., None]] = {}
@@ -359,8 +359,8 @@ for _name in vars(Callback):
     if _name.startswith("on_") or _name in ("setup", "teardown"):
         _IGNORED_HOOKS[_name] = _ignore
 
-# Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
-# ``on_exception`` stays, because writing the record may be interrupted.
+# The hooks of a profiler that has finished, which stays in the user's list of callbacks: Lightning skips those that are
+# None. ``on_exception`` stays, because writing the record may be interrupted.
 _NO_HOOKS: dict[str, None] = {}
 for _name in vars(TrainingProfiler):
     if _name.startswith("on_") and _name != "on_exception":

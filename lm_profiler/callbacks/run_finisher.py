@@ -1,6 +1,7 @@
-"""The end of a run: it finished, it died, or recording it failed. What was measured becomes a record in its folder.
+"""Handles the end of a run: it finished, it died, or recording it failed.
 
-Each of the three collects what was measured, has the record concluded and written, and shows it.
+Each of the three functions for that collects the measurements, has the record concluded and written to the run's
+folder, and shows the run.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class RunFinisher:
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
-    # the guard of the profiler as a whole; if that failed, so did the run
+    # the guard of the profiler as a whole; if the profiler failed, so did the run
     profiler_guard: Guard
-    restore_loop: Callable[[], None]  # removes what marks the loop
+    restore_loop: Callable[[], None]  # removes the marks from the loop
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
-    notes: list[str]  # what was reported so far
+    notes: list[str]  # the problems that were reported so far
     # guards every call, and calls ``recording_failed`` on an error
     guard: Guard = UNGUARDED
     exchange: Exchange = field(default_factory=Exchange)
@@ -77,7 +78,7 @@ class RunFinisher:
     collector: Collector = field(init=False)
     files: RunFiles = field(init=False)
     is_over: bool = False  # whether nothing is left to do
-    trackers: Sequence[Tracker] = ()  # the loggers that get results
+    trackers: Sequence[Tracker] = ()  # send results to the loop's loggers
     _process: int = field(default_factory=os.getpid)
     _gathered_measurements: Measured | None = None
 
@@ -91,11 +92,11 @@ class RunFinisher:
 
     @property
     def is_forked_copy(self) -> bool:
-        """Whether the program has forked this process after the run began: such a copy does not end the run."""
+        """Whether the program has forked this process after the run began; such a copy does not end the run."""
         return self._process != os.getpid()
 
     def begin(self, planned: Mapping[str, int]) -> None:
-        """Write a record with the status ``unfinished`` and no steps: a killed process leaves that one."""
+        """Write a record with the status ``unfinished`` and no steps, which stays if the process is killed."""
         folder = self.files.folder_or_new()
         config = self.options.launch.config_yaml
         if config is not None:
@@ -104,7 +105,7 @@ class RunFinisher:
         evidence = self.collector.evidence(
             Measured(rows=(), steps_planned=planned), "unfinished"
         )
-        # Without notes: the last record has all of them, and would repeat them.
+        # Without notes, because the last record has all of them and would repeat these.
         record = conclude(replace(evidence, notes=()), findings=())
         record.write(folder / "run.json")
 
@@ -125,7 +126,8 @@ class RunFinisher:
 
     def finished(self) -> None:
         """Record a run that raised nothing, and show it."""
-        self.restore_loop()  # before anything that may fail: training continues with the restored loop
+        # before anything that may fail, because training continues with the restored loop
+        self.restore_loop()
         if self.is_forked_copy:
             self.is_over = True
             return
@@ -145,7 +147,7 @@ class RunFinisher:
         self._close()
 
     def _hidden_failure(self, measured: Measured) -> Failure | None:
-        """Return why a run that raised nothing failed all the same: its instruments failed, or it had no step."""
+        """Return why a run without an exception has failed: its instruments failed, or it had no step. None if not."""
         if self.profiler_guard.error is not None:
             step = None if self.session is None else self.session.steps + 1
             return failure_of(self.profiler_guard.error, "instruments", step)
@@ -154,10 +156,10 @@ class RunFinisher:
         return None
 
     def _record_finished(self, measured: Measured, failure: Failure | None) -> None:
-        """Write the record twice: at once with what was measured, and again with what is determined afterwards.
+        """Write the record twice: at once with the measurements, and then with what is determined afterwards.
 
-        So no error or signal after the first write can lose what was measured. ``collect_afterwards`` takes some
-        seconds: FLOPs, the machine's rates, kernels, and numerics if they were requested.
+        So no error or signal after the first write can lose the measurements. ``collect_afterwards`` takes some
+        seconds: it determines FLOPs, the machine's rates, kernels, and numerics if they were requested.
         """
         status: Status = "ok" if failure is None else "failed"
         evidence = self.collector.evidence(measured, status, failure)
@@ -173,7 +175,7 @@ class RunFinisher:
         self.files.write_all_files(evidence, rows_are_new=False)
 
     def _write_loop_end(self, steps: int) -> None:
-        """Leave for the other ranks that this rank has no step left: they may fail because of that."""
+        """Write for the other ranks that this rank has no step left, because they may fail for that reason."""
         if self.exchange.ranks == 1 or self.is_forked_copy:
             return
         rank = self.exchange.rank
@@ -182,7 +184,7 @@ class RunFinisher:
             loop_end.write(self.files.folder_or_new() / end_file(rank))
 
     def _remove_loop_ends(self) -> None:
-        """Remove the ends of the ranks' loops: all ranks ended well."""
+        """Remove the files about the ends of the ranks' loops, because all ranks ended well."""
         folder = self.files.folder_or_new()
         for rank, end in read_ends(folder).items():
             if end.status == "ok":
@@ -216,14 +218,14 @@ class RunFinisher:
                 self._record_death(measured, status, failure, rank_end)
             self._show()
         else:
-            # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
+            # Other ranks may no longer answer, so nothing is gathered: each rank saves its own steps.
             write_steps(
                 rank_file(self.files.folder_or_new(), self.loop.rank), measured.rows
             )
         self._close()
 
     def _write_rank_end(self, rank_end: RankEnd) -> None:
-        """Leave how this rank ended, at once: whoever launched the ranks may end this one too."""
+        """Write how this rank ended, at once, because the launcher of the ranks may end this one too."""
         with suppress(OSError):
             rank_end.write(self.files.folder_or_new() / end_file(self.exchange.rank))
         if self.options.launch.kept:

@@ -1,4 +1,4 @@
-"""Makes the callback: for the user's own Trainer, and for a program that did not ask for it."""
+"""Makes the callback: for the user's own Trainer, and for a program that does not contain it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from lm_profiler.record.run_record import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
 
-# the number of the Trainer that was admitted in this process, where the program's processes share no folder
+# the number of the Trainer that was admitted in this process, if the program's processes share no folder
 _admitted_number: int | None = None
 
-# whether a line said that further runs of the program are not profiled
+# whether it was reported that further runs of the program are not profiled
 _refusal_is_reported = False
 
 
@@ -103,9 +103,9 @@ def profiling_callbacks(
 
 
 def admitted_callbacks(request: str) -> list[Callback]:
-    """Return the callback for the next Trainer of this process, which Lightning adds to each.
+    """Return the callback that Lightning adds to the next Trainer of this process.
 
-    ``request`` is what ``parse_request`` reads.
+    ``request`` is a text that ``parse_request`` reads.
     """
     run_request = parse_request(request)
     number = next(_numbers)
@@ -125,21 +125,22 @@ def admitted_callbacks(request: str) -> list[Callback]:
 
 @dataclass(eq=False)
 class Admission:
-    """Admits one Trainer of the program, and only once: returns whether one that is about to run is profiled."""
+    """Decides whether a Trainer that is about to run is profiled; only one of the program is, and only once."""
 
-    number: int  # which Trainer of its process this is, from 1
-    # of the Trainer to profile; None for the first that runs ``verb``
+    number: int  # the position of the Trainer among those of its process, from 1
+    # the number of the Trainer to profile; None for the first that runs ``verb``
     wanted_number: int | None
-    verb: Verb  # what is profiled
+    verb: Verb  # the verb that is profiled
     # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
-    # which Trainer is the first, because a spawned rank has seen only its own Trainer.
+    # on the first Trainer, because a spawned rank has seen only its own Trainer.
     claims: Path | None
-    _is_used: bool = False
+    _is_used: bool = False  # whether the Trainer was admitted
 
     def __call__(self, trainer: Trainer) -> bool:
-        """Return whether the callback profiles the run of ``trainer``: the first that its options mean."""
+        """Return whether the callback profiles the run of ``trainer``: it must be the first that the options mean."""
         if OPTIMIZER_HOOKS.is_provisional and verb_of(trainer) == "fit":
-            OPTIMIZER_HOOKS.detach()  # whoever waits for another loop would take this one for it
+            # The search for a loop without a Trainer would take this loop for one.
+            OPTIMIZER_HOOKS.detach()
         is_wanted_number = (
             self.wanted_number is None or self.wanted_number == self.number
         )
@@ -156,7 +157,8 @@ class Admission:
                 self._report_refusal()
             return False
         self._is_used = True
-        return not program_has_own  # which has priority
+        # The program's own profiler has priority.
+        return not program_has_own
 
     def _report_refusal(self) -> None:
         """Print, once per process, that further runs of the verb are not profiled."""
@@ -168,7 +170,7 @@ class Admission:
         print_message(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:
-        """Take the admission back: a Tuner searched, and the fit after that is the one to profile."""
+        """Take the admission back, because a Tuner has searched and the fit after that is to be profiled."""
         global _admitted_number
         self._is_used = False
         if _admitted_number == self.number:
@@ -176,7 +178,7 @@ class Admission:
         if self.claims is None:
             return
         link = self.claims / CLAIMED
-        # OSError: no such link, because another rank has taken it away, or this is another node.
+        # It raises OSError without the link: another rank has removed it, or this is another node.
         with suppress(OSError):
             is_own = link.readlink() == Path(str(self.number))
             if is_own:
@@ -189,7 +191,8 @@ class Admission:
             if self.claims is None or not self.claims.is_dir():
                 raise FileNotFoundError
             return claim(self.claims, str(self.number))
-        except OSError:  # another node, or a program that was started by hand: each process for itself
+        except OSError:
+            # On another node, or in a program that was started by hand, each process decides for itself.
             if _admitted_number is None:
                 _admitted_number = self.number
             return _admitted_number == self.number

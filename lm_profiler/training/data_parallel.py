@@ -1,4 +1,4 @@
-"""Strategies that divide training among processes: ways to average gradients, also the user's own, and FSDP2."""
+"""Strategies that divide training among processes: by averaging gradients, also in a user's own way, and by FSDP2."""
 
 from __future__ import annotations
 
@@ -85,11 +85,12 @@ class WrappedDDP(DDPStrategy):
         self._accumulates = False
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        if not self._accumulates:  # what comes next reads the gradients
+        # Clipping or the optimizer reads the gradients next, unless they accumulate.
+        if not self._accumulates:
             getattr(self.model, _FINISH)()
 
     def teardown(self) -> None:
-        """Restore the module, whose parameters outlive the wrapper."""
+        """Remove the wrapper and its hooks from the module."""
         for hook in getattr(self.model, "hooks", ()):
             hook.remove()
         self.model = self.lightning_module
@@ -97,7 +98,7 @@ class WrappedDDP(DDPStrategy):
 
 
 def _with_dtypes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` with torch's dtypes in the place of their names, such as ``bfloat16``."""
+    """Return ``options`` with names of dtypes, such as ``bfloat16``, replaced by torch's dtypes."""
     typed_options = dict(options)
     for name, value in options.items():
         if not name.endswith("dtype"):
@@ -111,7 +112,7 @@ def _with_dtypes(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_options(
     wrapper_class: type[nn.Module], wrapper: str, options: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError unless ``wrapper_class``, which ``wrapper`` names, takes a module and these ``options``."""
+    """Raise UsageError unless ``wrapper_class``, which ``wrapper`` names, accepts a module and these ``options``."""
     try:
         inspect.signature(wrapper_class).bind(nn.Identity(), **options)
     except TypeError as error:
@@ -124,17 +125,17 @@ def _check_options(
 
 
 class _MeanGradients(nn.Module):
-    """A wrapper that makes gradients means over the ranks. All ranks have to use the same parameters in a step.
+    """A wrapper that averages gradients over the ranks. All ranks must use the same parameters in a step."""
 
-    ``reduces_in_backward`` is whether it exchanges gradients during backward; the instruments read it.
-    """
-
+    # whether gradients are exchanged during backward; the instruments read it
     reduces_in_backward = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.is_local = False
+        self.is_local = (
+            False  # whether gradients are not exchanged now, because they accumulate
+        )
         self.hooks: list[Any] = []
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
@@ -168,16 +169,18 @@ class FlatDDP(_MeanGradients):
     """All-reduces all gradients as one tensor (one for each dtype), after backward."""
 
     def finish_gradient_synchronization(self) -> None:
-        """Average the gradients over all ranks, by one all-reduce for each dtype."""
+        """Average the gradients over all ranks, by one all-reduce per dtype."""
         by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         for gradient in self.gradients():
             by_dtype[gradient.dtype].append(gradient)
         for gradients in by_dtype.values():
             flat = torch.cat([gradient.flatten() for gradient in gradients])
+            # divided before the sum, because gloo has no mean
             flat.div_(dist.get_world_size())
             dist.all_reduce(flat)
             sizes = [gradient.numel() for gradient in gradients]
-            for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+            means = flat.split(sizes)
+            for gradient, mean in zip(gradients, means, strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
 
@@ -213,7 +216,7 @@ class OverlapDDP(_MeanGradients):
 class FSDP2Strategy(ModelParallelStrategy):
     """Lightning's ``ModelParallelStrategy`` with the data divided among all processes, without tensor parallelism.
 
-    The module shards itself in ``configure_model``, as ours does.
+    The module must shard itself in ``configure_model``, as ``LanguageModel`` does.
     """
 
     def __init__(self) -> None:

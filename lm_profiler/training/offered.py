@@ -48,7 +48,7 @@ class TorchOptions:
 
 
 def check_compile_mode(mode: str, option: str) -> None:
-    """Raise UsageError unless torch.compile has such a ``mode``, which it checks before it compiles anything."""
+    """Raise UsageError unless torch.compile has such a ``mode``; torch checks that before it compiles anything."""
     try:
         torch.compile(lambda: None, mode=mode)
     except RuntimeError as error:
@@ -91,14 +91,18 @@ class LoaderOptions:
         """Have the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
         if self.num_workers is None and self.pin_memory is None:
             return
-        # A partial, because unlike a closure it can be pickled.
+        # a partial, because unlike a closure it can be pickled
         setattr(source, hook, partial(self._make_changed, getattr(source, hook)))
 
     def _make_changed(self, make_loader: Callable[[], Any]) -> DataLoader[Any]:
         return self.changed(make_loader())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
-        """Return a copy of ``loader``, which must be of torch's own class: other arguments are unknown."""
+        """Return a copy of ``loader`` with these options.
+
+        Raises:
+            UsageError: it is not of torch's own class, so that its arguments are unknown.
+        """
         if type(loader) is not DataLoader:
             raise UsageError(
                 f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}"
@@ -110,14 +114,14 @@ class LoaderOptions:
             arguments["num_workers"] = self.num_workers
         if self.pin_memory is not None:
             arguments["pin_memory"] = self.pin_memory
-        # torch refuses a prefetch factor without workers, and a loader without workers has no factor to pass on.
+        # torch refuses a prefetch factor without workers, and a loader without workers has no such factor.
         if arguments["num_workers"] and loader.num_workers:
             for name in _WORKER_ARGUMENTS:
                 arguments[name] = getattr(loader, name)
         return DataLoader(loader.dataset, **arguments)
 
 
-# arguments of a DataLoader that a copy takes over; the second, if both have workers
+# arguments of a DataLoader that a copy takes over
 _ARGUMENTS = (
     "num_workers",
     "pin_memory",
@@ -126,6 +130,7 @@ _ARGUMENTS = (
     "generator",
     "in_order",
 )
+# arguments that it takes over if the loader and the copy both have workers
 _WORKER_ARGUMENTS = (
     "prefetch_factor",
     "persistent_workers",
@@ -135,7 +140,7 @@ _WORKER_ARGUMENTS = (
 
 
 def _batch_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that choose the samples of a batch: torch takes some of them only without the others."""
+    """Return the arguments that choose the samples of a batch; torch accepts only some combinations of them."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if (

@@ -1,4 +1,4 @@
-"""Optimizers by name: torch's AdamW and SGD, or any class, which is checked on a small problem before it is timed."""
+"""Finds optimizers by name: torch's AdamW and SGD, or any class, which is checked on a small problem before timing."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ _CLASSES: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": SGD}
 MUON = "muon"  # with AdamW: see ``muon``
 NAMES = (*_CLASSES, MUON, NO_OPTIMIZER)
 
-# What a class may be an implementation of, the longest name first: an AdamW is no Adam.
+# The optimizers of torch that a class may implement, the longest name first, so that AdamW is not taken for Adam.
 _REFERENCES = sorted(
     (AdamW, Adam, SGD, Adagrad, Adamax, NAdam, RAdam, RMSprop),
     key=lambda known: -len(known.__name__),
 )
 
-# The check: some parameters, given gradients, a few steps. A learning rate and a decay at which a missing decay is 10 %
-# of an update, and the order of decay and update, in which textbooks differ, is 0.01 %.
+# The check takes a few steps with parameters of these shapes and random gradients.
 _SHAPES = ((5, 3), (7,))
 _STEPS = 5
-_LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 0.1
-_TOLERANCE = 1e-3  # of the largest update
+# With these values a missing decay changes an update by 10 %. The order of decay and update, in which textbooks differ,
+# changes it by 0.01 %.
+_LEARNING_RATE = 1e-3
+_WEIGHT_DECAY = 0.1
+_TOLERANCE = 1e-3  # as a share of the largest update
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ours, or ``package.module:Class`` names an optimizer."""
+    """Raise UsageError unless ``name`` is one of ``NAMES``, or the ``package.module:Class`` of an optimizer."""
     if ":" not in name:
         expect_one_of((*NAMES, "package.module:Class"), "optimizer", name)
         return
@@ -54,16 +56,16 @@ def optimizer_class(name: str) -> type[Optimizer]:
     """Return the class of the optimizer called ``name``."""
     if name in _CLASSES:
         return _CLASSES[name]
-    named = imported("optimizer", "a class", name)
-    is_optimizer = isinstance(named, type) and issubclass(named, Optimizer)
+    user_class = imported("optimizer", "a class", name)
+    is_optimizer = isinstance(user_class, type) and issubclass(user_class, Optimizer)
     expect(is_optimizer, "optimizer", "a subclass of torch.optim.Optimizer", name)
-    return named  # type: ignore[no-any-return]
+    return user_class  # type: ignore[no-any-return]
 
 
 def optimizer_options(
     chosen_class: type[Optimizer], lr: float, weight_decay: float
 ) -> dict[str, Any]:
-    """Return the options that ``chosen_class`` takes; a class that wraps another one (``optimizer_cls``) gets AdamW."""
+    """Return the options that ``chosen_class`` accepts; a class that wraps another (``optimizer_cls``) gets AdamW."""
     parameters = signature(chosen_class).parameters
     takes_any = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -78,13 +80,13 @@ def optimizer_options(
 
 
 def check_optimizer(name: str) -> None:
-    """Compare a user's class with torch's of the same name on a small problem: its updates, given the same gradients.
+    """Compare the updates of a user's class with those of torch's class of the same name, for the same gradients.
 
-    A class that has the name of none, such as ``Muon``, only has to move the parameters to finite numbers. One that
-    wraps another optimizer may need a process group, and is not checked.
+    A class with another name only has to move the parameters to finite numbers. A class that wraps another optimizer
+    may need a process group, and is not checked.
 
     Raises:
-        UsageError: it fails, or its updates are others.
+        UsageError: the class fails, or its updates differ.
     """
     if name in NAMES:
         return
@@ -137,7 +139,7 @@ def _parameters() -> list[nn.Parameter]:
 
 
 def _updates(optimizer: Optimizer) -> list[Tensor]:
-    """Return how far the parameters of ``optimizer`` move in a few steps."""
+    """Return the differences of the parameters of ``optimizer`` after ``_STEPS`` steps from before."""
     parameters: list[Tensor] = []
     for group in optimizer.param_groups:
         parameters += group["params"]
@@ -156,17 +158,17 @@ def _updates(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _reference(chosen_class: type[Optimizer]) -> type[Optimizer] | None:
-    """Return the class of torch that ``chosen_class`` implements by its name; None if it has a name of its own."""
+    """Return the class of torch whose name is in that of ``chosen_class``; None if there is none."""
     lower_name = chosen_class.__name__.lower()
-    for known in _REFERENCES:
-        if known.__name__.lower() in lower_name:
-            return known
+    for reference in _REFERENCES:
+        if reference.__name__.lower() in lower_name:
+            return reference
     return None
 
 
 def _shared_options(
     defaults: Mapping[str, Any], reference: type[Optimizer]
 ) -> dict[str, Any]:
-    """Return the options of the user's optimizer that torch's takes as well: betas, momentum, …"""
+    """Return the options of the user's optimizer that ``reference`` accepts too: betas, momentum, …"""
     names = signature(reference).parameters
     return {option: value for option, value in defaults.items() if option in names}

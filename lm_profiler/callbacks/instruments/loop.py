@@ -1,7 +1,7 @@
-"""What the instruments read from the loop that they profile: its facts, and who takes its marks.
+"""The interface of the loop that is profiled: its facts, and the marks of its phases.
 
-``trainer_loop`` reads them from a Lightning Trainer; ``hooked_loop`` from Fabric, transformers' Trainer and a program's
-own loop. Nothing here is called within a measured step.
+``trainer_loop`` implements it for a Lightning Trainer; ``hooked_loop`` for Fabric, transformers' Trainer and a
+program's own loop. Nothing here is called within a measured step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Marks(Protocol):
     def see_host_batches(self, note: Callable[[Any], object]) -> None: ...
 
     def restore(self) -> None:
-        """Leave the loop's objects as they were; may be called twice."""
+        """Restore the loop's objects; may be called twice."""
 
     def count_only(self) -> None:
         """Take no more marks, but still count steps, because the other ranks do."""
 
     def close_step(self) -> None:
-        """End the step if it is done, because the loop is left."""
+        """End the step if it is done, because the loop ends."""
 
 
 class Loop(Protocol):
