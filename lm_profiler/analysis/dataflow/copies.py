@@ -11,13 +11,14 @@ _COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy")
 _JOIN = "aten::cat"
 # operators that copy whole rows, some of them several times
 _ROW_COPIES = ("aten::index", "aten::index_select", "aten::gather", "aten::repeat")
-_MOST_DISTINCT = 0.5  # of the rows that a layer gets: more are hardly worth a change
+# The share of distinct rows among those that a layer receives; with more, a change is hardly worth it.
+_MOST_DISTINCT = 0.5
 
 
 def copying_calls(step: StepCalls) -> Iterator[int]:
-    """Yield the calls of forward that only copy a tensor, and those of their backward passes.
+    """Yield the calls of forward that only copy a tensor, and the calls of their backward passes.
 
-    A copy that the program changes afterwards is needed.
+    A copy to which other calls write later is needed, and left out.
     """
     for number, call in enumerate(step.calls):
         is_copy = call.phase == _FORWARD and call.name in _COPIES
@@ -26,10 +27,13 @@ def copying_calls(step: StepCalls) -> Iterator[int]:
 
 
 def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
-    """Return the products with a weight whose other factor repeats rows, with the share of the rows that are copies.
+    """Return products with a weight whose other factor has many copies of the same rows.
 
-    Such as a layer of a graph network that is applied to edges, of which each node has several. A layer computes the
-    same for equal rows: it could be applied before they are copied.
+    A layer computes the same for equal rows, so it could be applied before they are copied. An example is a graph
+    network that copies the rows of nodes to their edges, and then applies a layer.
+
+    Returns:
+        by the number of a product, or of a call of its backward pass, the share of the rows that are copies.
     """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
@@ -52,7 +56,7 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
 
 
 def _distinct_elements(step: StepCalls, number: int) -> int:
-    """Return the elements of a call's result without those that it has copied from others of it, at most."""
+    """Return the largest possible number of elements of a call's result that are not copies of each other."""
     call = step.calls[number]
     if call.name in _ROW_COPIES:
         return min(call.elements, call.first_elements)

@@ -10,22 +10,25 @@ from lm_profiler.analysis.dataflow.liveness import Dataflow
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _FORWARD = "forward"
-_FEWEST_CALLS = 16  # of one operator on equal sizes, from one line
-_FEWEST_INDEPENDENT = 8  # of them that do not depend on each other
-_LEAST_SHARE = (
-    0.005  # of the time of all operators: the others are not worth the search
-)
-_SMALL_SIZE = 1 << 10  # elements: a call on fewer takes what calling takes
-_FEW_ROWS = 4  # of a product that reads its weight for hardly any work
+_FEWEST_CALLS = 16  # of one operator on equal sizes, from one line, for it to be a loop
+# the number of iterations that must be independent of each other
+_FEWEST_INDEPENDENT = 8
+_LEAST_SHARE = 0.005  # of the time of all operators: loops with less are not analysed
+_SMALL_SIZE = 1 << 10  # elements: a call on fewer is nothing but overhead
+_FEW_ROWS = 4  # a product of so few rows spends its time on reading the weight
 
-# calls with the same key do the same on tensors of equal sizes
+# line, operator, elements of the largest result and of the largest tensor, sizes of a product: calls with the same key
+# do the same on tensors of equal sizes
 _Key = tuple[CodeLine, str, int, int, tuple[int, ...]]
 
 
 def calls_in_loops(step: StepCalls) -> dict[int, float]:
-    """Return the calls that one call on all their inputs could replace, with the share of each that this saves.
+    """Return the calls of loops that could be replaced by one call on all inputs.
 
-    That is what calling an operator takes; for a product of few rows, all of it, because its weight is read once.
+    This saves the call overhead; for a product of few rows it saves nearly all, because its weight is read only once.
+
+    Returns:
+        by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
     sources = Dataflow(step).sources
     calling_s = _seconds_of_calling(step)
@@ -47,7 +50,7 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
 
 
 def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
-    """Return the calls of forward that lines of the program lead to, by line, operator and sizes."""
+    """Return the calls of forward that were made by lines of the program, by line, operator and sizes."""
     calls_by_key: defaultdict[_Key, list[int]] = defaultdict(list)
     for number, call in enumerate(step.calls):
         if call.phase != _FORWARD or not call.lines:
@@ -63,7 +66,7 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
 
 
 def _seconds_of_calling(step: StepCalls) -> float:
-    """Return the seconds that calling an operator takes: the median of the calls with hardly any elements."""
+    """Return the overhead of calling an operator in seconds: the median of the calls with hardly any elements."""
     seconds = [
         call.seconds
         for call in step.calls
@@ -73,7 +76,7 @@ def _seconds_of_calling(step: StepCalls) -> float:
 
 
 def _share_of_calling(call: OperatorCall, calling_s: float) -> float:
-    """Return the share of a call's time that calling it takes."""
+    """Return the share of a call's time that is overhead."""
     if call.product is not None and call.product.left.rows <= _FEW_ROWS:
         return 1.0
     if call.seconds <= calling_s:
@@ -82,12 +85,12 @@ def _share_of_calling(call: OperatorCall, calling_s: float) -> float:
 
 
 def _longest_chain(sources: Sequence[set[int]], numbers: Sequence[int]) -> int:
-    """Return the length of the longest chain of the calls ``numbers``, each of which depends on the one before it."""
-    is_wanted = set(numbers)
-    chain_lengths: list[int] = []  # of the chain that ends at each call of the step
+    """Return the length of the longest chain of calls among ``numbers`` in which each depends on the one before it."""
+    counted_calls = set(numbers)
+    chain_lengths: list[int] = []  # of the longest chain up to each call of the step
     for number in range(numbers[-1] + 1):
         length = max((chain_lengths[source] for source in sources[number]), default=0)
-        if number in is_wanted:
+        if number in counted_calls:
             length += 1
         chain_lengths.append(length)
     return max(chain_lengths)

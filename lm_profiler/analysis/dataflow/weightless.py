@@ -1,4 +1,4 @@
-"""Finds costly functions of the program whose operators use no weights: losses, regularisers, augmentation, masks."""
+"""Finds costly functions whose operators use no weights of the model: losses, regularisers, augmentation, masks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import NamedTuple
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD = "forward"
-_MOST_OF_WEIGHTS = 0.05  # of a function's time: what reads weights in it
-_LEAST_SHARE = 0.15  # of the time of all operators
+# the largest share of a function's time in calls that read weights
+_MOST_OF_WEIGHTS = 0.05
+# the smallest share of the time of all operators that a function must have
+_LEAST_SHARE = 0.15
 
 
 class _Function(NamedTuple):
@@ -19,9 +21,10 @@ class _Function(NamedTuple):
 
 
 def calls_without_weights(step: StepCalls) -> tuple[list[int], CodeLine | None]:
-    """Return the calls of the costliest function that uses no weights, with their backward passes, and its main line.
+    """Return the calls of the costliest function without weights (and of their backward passes), and its main line.
 
-    There are none if it takes less than 15 % of the time of all operators. A function includes those that it calls.
+    The calls of a function include those of the functions that it calls. Nothing is returned if the function takes less
+    than 15 % of the time of all operators.
     """
     seconds: defaultdict[_Function, float] = defaultdict(float)
     seconds_of_weights: defaultdict[_Function, float] = defaultdict(float)
@@ -39,7 +42,9 @@ def calls_without_weights(step: StepCalls) -> tuple[list[int], CodeLine | None]:
 
     calls_by_function: defaultdict[_Function, list[int]] = defaultdict(list)
     for number, functions in functions_by_call.items():
-        for function in functions:  # the outermost first
+        for (
+            function
+        ) in functions:  # each call counts for the outermost function without weights
             if seconds_of_weights[function] <= _MOST_OF_WEIGHTS * seconds[function]:
                 calls_by_function[function].append(number)
                 break
@@ -56,7 +61,7 @@ def calls_without_weights(step: StepCalls) -> tuple[list[int], CodeLine | None]:
 def _main_line(
     step: StepCalls, function: _Function, numbers: Iterable[int]
 ) -> CodeLine:
-    """Return the line of ``function`` that leads to most of the seconds of its calls."""
+    """Return the line of ``function`` that led to most of the seconds of its calls ``numbers``."""
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     for number in numbers:
         for line in step.calls[number].lines:

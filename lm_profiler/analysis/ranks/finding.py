@@ -1,4 +1,4 @@
-"""Which ranks the others wait for: one rank, several, one host, ranks in turns, or none."""
+"""Decides which ranks the others wait for: one rank, several, one host, ranks in turns, or none."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from lm_profiler.record.run_record import (
     StepCounters,
 )
 
-# a rank is blamed if other programs may cause up to this share of its lateness
+# A rank is blamed only if other programs can have caused at most this share of its delay.
 _MOST_SHARE_BY_OTHERS = 0.5
 
-_LEAST_SAVING = 0.02  # the least share of the step that fixing must save to be reported
+_LEAST_SAVING = 0.02  # fixing slow ranks is reported if it saves this share of the step
 
-_LEAST_JITTER = 0.05  # the least share of the step that evening a part must save, if no single rank is slow
+_LEAST_JITTER = 0.05  # if no single rank is slow: making a part equal on all ranks must save this share of the step
 
-# a rank's part is named if fixing all ranks without it saves less by this share
+# A slow rank is reported only if the saving is smaller by this share when all others are fixed but it is not.
 _LEAST_LOSS = 0.1
 
-# more ranks than this that are slow in one part are fixed together or not at all
+# If more ranks than this are slow in one part, they are reported together or not at all.
 _SINGLE_RANKS = 4
 
-# standard deviation over mean of a rank's part relative to the others' in the same step: below this it is plain noise
+# Ranks take turns in a part if its coefficient of variation, over ranks within a step, is this large; less is noise.
 _UNEVEN = 0.20
 
-_CHANCE_QUANTILE = 2.33  # the normal quantile of one in a hundred
+# the quantile of the normal distribution that is exceeded in 1 % of cases
+_CHANCE_QUANTILE = 2.33
 
 _SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
-_LEAST_STEPS = 3  # of fewer, nothing is concluded
-_MOST_RECORDED = 64  # slow ranks that the record names at most
+_LEAST_STEPS = 3  # with fewer steps, nothing is concluded
+_MOST_RECORDED = 64  # the most slow ranks that the record lists
 
 _Value = TypeVar("_Value")
 
@@ -55,20 +56,21 @@ _Value = TypeVar("_Value")
 class DelayByOthers:
     """Seconds that other programs can have added to the mean step of each rank."""
 
-    # how long the training thread was ready to run without a CPU, plus how much shared caches, memory and cores may
-    # have slowed it, which is taken to be the share that other programs used
+    # For the training thread: the time in which it waited for a CPU, plus the slowdown by sharing caches, memory and
+    # cores, which is assumed to be ``taken_share`` of its running time. None if unknown.
     added_s: Sequence[float | None]
-    # how long its other threads may have waited for a CPU: not counted, but the training thread slept meanwhile
+    # An estimate of how long the rank's other threads waited for a CPU, while the training thread slept.
     threads_s: Sequence[float]
     taken_share: float = 0.0  # the share of the CPU time that other programs used
 
     def is_mostly_own_delay(self, slow: SlowCandidate, cause: RankCause | None) -> bool:
         """Return whether other programs can have caused at most half of the delay of ``slow``.
 
-        They cannot cause a sleep, a late batch, or a ``cause`` of the rank's own, which they only make longer.
+        They cannot cause a sleep or a late batch. They can only lengthen a ``cause`` in the rank itself.
         """
         most_by_others_s = _MOST_SHARE_BY_OTHERS * slow.seconds
         if cause is not None:
+            # even without other programs, the cause explains at least half of the delay
             undisturbed_s = cause.seconds * (1.0 - self.taken_share)
             if undisturbed_s >= most_by_others_s:
                 return True
@@ -87,9 +89,9 @@ class DelayByOthers:
 def delay_by_others(
     shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]
 ) -> DelayByOthers | None:
-    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps.
+    """Return the delay that other programs can have caused in ``ranks``, from the ``counters`` of measured steps.
 
-    None if nothing else used the machine.
+    None if no other program used the machine.
     """
     if shared is None or not shared.shared:
         return None
@@ -109,7 +111,7 @@ def delay_by_others(
 def _lost_s(
     counters: CountersByRank, rank: int, taken_share: float
 ) -> tuple[float | None, float]:
-    """Return what the training thread, None if unknown, and the other threads may have lost in the mean step."""
+    """Return the seconds per step that the training thread (None: unknown) and the other threads may have lost."""
     wall_s = counters.mean_s(rank, "wall_s")
     asleep_s = counters.mean_s(rank, "asleep_s")
     waited_s = counters.mean_s(rank, "cpu_wait_s")
@@ -117,29 +119,29 @@ def _lost_s(
         return None, 0.0
     cpu_s = counters.mean_s(rank, "cpu_s") or 0.0
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-    threads_ran_s = max(cpu_s - ran_s, 0.0)
-    return waited_s + taken_share * ran_s, threads_ran_s * taken_share / (
-        1.0 - taken_share
-    )
+    thread_lost_s = waited_s + taken_share * ran_s
+    other_threads_ran_s = max(cpu_s - ran_s, 0.0)
+    other_threads_lost_s = other_threads_ran_s * taken_share / (1.0 - taken_share)
+    return thread_lost_s, other_threads_lost_s
 
 
 @dataclass(frozen=True)
 class ReportingRanks:
     """The ranks that reported their arrivals."""
 
-    numbers: Sequence[int]  # the number of each
+    numbers: Sequence[int]  # the number of each in the run, by its index here
     hosts: Sequence[str]
     counters: CountersByRank
-    # the delay that other programs may have caused, if any used the machine
+    # the delay that other programs may have caused; None if none used the machine
     delay_by_others: DelayByOthers | None = None
 
     def cause_of(self, slow: SlowCandidate) -> RankCause | None:
-        """Return what explains the excess time of ``slow``."""
+        """Return the cause of the excess time of ``slow``; None if it is unknown."""
         fast = [self.numbers[rank] for rank in slow.fast_ranks]
         return self.counters.cause_of(self.numbers[slow.rank], fast, slow.seconds)
 
     def is_mostly_own_delay(self, slow: SlowCandidate) -> bool:
-        """Return whether the rank is slow by itself: other programs caused at most half of its delay."""
+        """Return whether other programs can have caused at most half of the rank's delay."""
         return self.delay_by_others is None or self.delay_by_others.is_mostly_own_delay(
             slow, self.cause_of(slow)
         )
@@ -182,7 +184,7 @@ def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
 def _finding_about(
     slow: Sequence[SlowCandidate], work: RanksWork, group: ReportingRanks
 ) -> RankFinding | None:
-    """Return the finding about those of ``slow`` that must be fixed, if that saves enough to be reported."""
+    """Return the finding about the slow ranks that are worth fixing; None if this would not save enough."""
     to_fix = _worth_fixing(slow, work)
     saving_s = work.saves_s(to_fix)
     if saving_s < _LEAST_SAVING * work.step_s:
@@ -225,8 +227,8 @@ def _finding_about(
 def _half_interval_s(
     to_fix: Sequence[SlowCandidate], saving_s: float, excess_s: float
 ) -> float:
-    """Return half of the 95 % interval of the saving, which is as uncertain as the excess time that it removes."""
-    # Of ranks that are equally slow in a part, only one comes last: the widest of their intervals counts, not the sum.
+    """Return half of the 95 % interval of the saving, from the intervals of the excess times."""
+    # Of several slow ranks in a part only one is last, so the widest of their intervals counts, and not their sum.
     half_by_part: dict[int, float] = {}
     for candidate in to_fix:
         widest_s = half_by_part.get(candidate.part, 0.0)
@@ -256,7 +258,7 @@ def _kind_of(ranks: Sequence[int], group: ReportingRanks) -> FindingKind:
 
 
 def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
-    """Return the number of steps in which the others waited longest for ``ranks``."""
+    """Return the number of steps in which ``ranks`` caused more waiting than any other rank."""
     by_these_s = work.caused_s[ranks].sum(axis=0)
     by_others_s = np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0)
     return int(np.count_nonzero(by_these_s > by_others_s))
@@ -265,7 +267,11 @@ def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
 def _worth_fixing(
     slow: Sequence[SlowCandidate], work: RanksWork
 ) -> list[SlowCandidate]:
-    """Return those whose fixing adds to the saving, the slowest first; fixing the others may save nothing."""
+    """Return the slow ranks without which the saving would be clearly smaller, the slowest first.
+
+    Others are slow too, but wait for these. Starting with the least slow ones, ranks are dropped if the saving stays
+    about the same.
+    """
     to_fix = list(slow)
     saved_s = work.saves_s(to_fix)
     least_loss_s = max(_LEAST_LOSS * saved_s, _LEAST_SAVING * work.step_s)
@@ -281,7 +287,7 @@ def _worth_fixing(
 
 
 def _units_of(slow: Sequence[SlowCandidate]) -> list[list[SlowCandidate]]:
-    """Return what is fixed together: each rank by itself, or all ranks of a part where they are many."""
+    """Return the groups that are fixed or dropped together: single ranks, or all ranks of a part if they are many."""
     by_part = defaultdict[int, list[SlowCandidate]](list)
     for candidate in slow:
         by_part[candidate.part].append(candidate)
@@ -297,7 +303,7 @@ def _units_of(slow: Sequence[SlowCandidate]) -> list[list[SlowCandidate]]:
 def _slow_rank(
     candidate: SlowCandidate, work: RanksWork, group: ReportingRanks
 ) -> SlowRank:
-    """Return the record's row of a slow rank: by how much, in which phase and steps, and why."""
+    """Return the record's row of a slow rank: its excess, its phase and steps, and the cause."""
     low_s = None
     high_s = None
     if math.isfinite(candidate.half_interval_s):
@@ -319,7 +325,7 @@ def _slow_rank(
 
 
 def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
-    """Return how long the other ranks wait for ``slow`` on average; if all ranks are slow, how long each waits."""
+    """Return how long the other ranks wait for ``slow`` per step on average; if all are slow, how long each waits."""
     ranks = sorted({candidate.rank for candidate in slow})
     waiting_s = work.waiting_s.sum(axis=2)
     if any(candidate.part == OUTSIDE for candidate in slow):
@@ -327,14 +333,18 @@ def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
     all_ranks = len(work.own_s)
     if len(ranks) == all_ranks:
         return float(waiting_s.mean())
-    # slow ranks wait for each other, too
-    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
+    # the waiting that the slow ranks cause, which includes their waiting for each other: it is limited by how long the
+    # others wait
+    caused_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
     others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
-    return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
+    return min(caused_s / (all_ranks - len(ranks)), others_waiting_s)
 
 
 def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFinding:
-    """Return the finding without a slow rank: ranks take turns, perhaps because of other programs, or do not differ."""
+    """Return the finding if no rank is slow: ranks take turns, or do not differ, or it is unsure which.
+
+    Ranks take turns if some part is uneven and making it equal on all ranks would save enough.
+    """
     steps = len(work.steps)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     saved_s: dict[int, float] = {}
@@ -360,19 +370,21 @@ def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFi
 
 
 def _unevenness(own_s: Seconds) -> float:
-    """Return a lower bound of std over mean of a rank's time relative to the other ranks' in the same step.
+    """Return a lower confidence limit (99 %) of the coefficient of variation of ranks within a step.
 
-    Plain noise exceeds the bound in one of a hundred tries (chi-square approximation of Wilson and Hilferty 1931).
+    ``own_s`` is [rank, step]. Differences between steps, and constant differences between ranks, do not count. The
+    quantile of chi-square is approximated (Wilson and Hilferty 1931).
     """
     mean_s = float(own_s.mean())
     if mean_s <= 0.0:
         return 0.0
     ranks, steps = own_s.shape
     freedom = (ranks - 1) * (steps - 1)
-    # A rank's own level is not jitter.
-    level_s = own_s.mean(axis=1) - mean_s
-    jitter_s = own_s - own_s.mean(axis=0) - level_s[:, None]
+    step_means_s = own_s.mean(axis=0)
+    rank_levels_s = own_s.mean(axis=1) - mean_s
+    residuals_s = own_s - step_means_s - rank_levels_s[:, None]
+    variance = float((residuals_s**2).sum()) / freedom
+
     ninth = 2.0 / (9.0 * freedom)
-    by_chance = (1.0 - ninth + _CHANCE_QUANTILE * math.sqrt(ninth)) ** 3
-    variance = float((jitter_s**2).sum()) / freedom
-    return math.sqrt(variance / by_chance) / mean_s
+    chi_square_quantile = (1.0 - ninth + _CHANCE_QUANTILE * math.sqrt(ninth)) ** 3
+    return math.sqrt(variance / chi_square_quantile) / mean_s

@@ -1,6 +1,6 @@
-"""The data that one rank sends about its measured steps: its marks, and its arrival at each collective.
+"""The data that a rank sends about its measured steps: its marks, and its arrival at each collective call.
 
-For collectives on a device's stream, the functions at the end return when the stream arrives, and how long it waits.
+For calls on a device's stream, the functions at the end compute when the stream arrives, and how long it waits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Seconds = NDArray[np.float64]
 
 
 class Collective(NamedTuple):
-    """One collective call. ``group`` and ``number`` (the group's sequence number) are the same on all of its ranks.
+    """One collective call. ``group`` and ``number`` (its sequence number) identify it on all ranks of the group.
 
-    ``name`` is as torch's flight recorder has it: ``gloo:all_reduce``, ``nccl:broadcast``, …
+    ``name`` is the one in torch's flight recorder: ``gloo:all_reduce``, ``nccl:broadcast``, …
     """
 
     group: str
@@ -37,41 +37,40 @@ class RankTimeline:
     rank: int  # in the whole group
     host: str  # name of its machine
     steps: Instants  # int64[n], numbers of the measured steps, in order
-    # int64[n + 1], where each step's marks begin in ``codes`` and ``host_ns``; the last entry is their count
+    # int64[n + 1], the index in ``codes`` and ``host_ns`` of each step's first mark; last, the number of marks
     first: Instants
-    # uint8[m], the part that begins at each mark: an index of ``record.parts.PARTS``, or one more for what lies outside
-    # of the step; the last mark of a step ends it
+    # uint8[m], the part that begins at each mark: an index of ``record.parts.PARTS``, or ``OUTSIDE``; the last mark of
+    # a step ends it
     codes: Codes
     host_ns: Instants  # int64[m], the instant of each mark
     # int64[k], arrival at each collective, in the order of arrival
     arrivals_ns: Instants
     collectives: list[Collective]  # [k], the collective of each arrival
     clock: str  # name of the clock, the same for all ranks that share it
-    # int64[k], how long it waited for the others at each, if measured (on NCCL: the duration on its stream
-    # minus the least of all ranks), else -1. None: the arrivals show it.
+    # int64[k], how long it waited for the others in each call, or -1 if unknown. None: not measured, so that the
+    # arrivals must show it. With NCCL, this is first the duration of the call on its stream: see ``with_waits``.
     waited_ns: Instants | None = None
 
 
-OUTSIDE = len(PARTS)  # the code of time outside of steps
+OUTSIDE = len(PARTS)  # the code of the time outside of steps
 
 BACKWARD = PARTS.index("backward")
 
 
 @dataclass(frozen=True)
 class Track:
-    """Marks of the steps that all ranks have. Marks outside of these have the code ``OUTSIDE``.
+    """The M marks of one rank in the S steps that all ranks have. The last mark of a step has the code ``OUTSIDE``."""
 
-    [M] is one entry for each mark, [S] for each step.
-    """
-
-    marks_ns: Instants  # [M]
-    codes: NDArray[np.uint8]  # [M]
-    step_of_mark: NDArray[np.int64]  # [M], the index of the step
-    step_begins: NDArray[np.int64]  # [S + 1], the first mark of each step; last, M
+    marks_ns: Instants  # [M] the instant of each mark
+    codes: NDArray[np.uint8]  # [M] the part that begins with it
+    step_of_mark: NDArray[np.int64]  # [M] the index of its step
+    step_begins: NDArray[
+        np.int64
+    ]  # [S + 1] the index of each step's first mark; last, M
 
     @staticmethod
     def from_timeline(timeline: RankTimeline, steps: Instants) -> Track:
-        """Return the track of ``steps``, which ``timeline`` has."""
+        """Return the marks of ``steps``, all of which ``timeline`` must have."""
         all_mark_counts = np.diff(timeline.first)
         is_common_step = np.isin(timeline.steps, steps)
         is_common_mark = np.repeat(is_common_step, all_mark_counts)
@@ -87,41 +86,42 @@ class Track:
 
     @property
     def begin_ns(self) -> Instants:
-        """When each step began."""
+        """[S] when each step began."""
         return self.marks_ns[self.step_begins[:-1]]
 
     @property
     def end_ns(self) -> Instants:
-        """When each step ended."""
+        """[S] when each step ended."""
         return self.marks_ns[self.step_begins[1:] - 1]
 
     def last_mark(self, instants: Instants) -> NDArray[np.int64]:
-        """Return the index of the last mark at or before each instant; of the first mark for what is earlier."""
+        """Return the index of the last mark at or before each instant; the first mark for earlier instants."""
         return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
 
     def spent_ns(self, steps: Instants) -> Seconds:
-        """Return how long each [step, part] took, with the time outside of steps as the last part.
+        """Return [step, part] how long the rank spent in each part; the last part is the time outside of steps.
 
-        That is the time since the previous step, and what began before this step ended, such as a validation.
+        That is the time since the previous step (if it is not missing), and interruptions of this step, such as a
+        validation.
         """
         parts = OUTSIDE + 1
-        places = self.step_of_mark[:-1] * parts + self.codes[:-1]
-        mark_durations_ns = np.diff(self.marks_ns)
-        spent_ns = np.bincount(places, mark_durations_ns, len(steps) * parts)
+        step_and_part = self.step_of_mark[:-1] * parts + self.codes[:-1]
+        durations_ns = np.diff(self.marks_ns)
+        spent_ns = np.bincount(step_and_part, durations_ns, len(steps) * parts)
         spent_ns = spent_ns.reshape(len(steps), parts)
+        # The gap after a step has been counted for this step, by its last mark. It is moved to the next step.
         gaps_ns = self.begin_ns[1:] - self.end_ns[:-1]
         is_next_step = np.diff(steps) == 1
-        # A step's last mark has the gap after it, which counts for the next step.
         spent_ns[:-1, OUTSIDE] -= gaps_ns
         spent_ns[1:, OUTSIDE] += np.where(is_next_step, gaps_ns, 0)
         return np.asarray(spent_ns)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:
-        """Return how long the rank was in a part up to each instant, from its first mark on."""
+        """Return how long the rank had been in a part by each instant, since its first mark."""
         is_in_part = self.codes[:-1] == code
         in_part_ns = np.diff(self.marks_ns) * is_in_part
         until_mark_ns = np.concatenate([[0.0], np.cumsum(in_part_ns)])
-        # Relative to the first mark: instants since boot have no room for nanoseconds in a float.
+        # Instants are made relative to the first mark, because a float cannot hold nanoseconds since boot exactly.
         begin_ns = self.marks_ns[0]
         return np.asarray(
             np.interp(instants - begin_ns, self.marks_ns - begin_ns, until_mark_ns)
@@ -129,11 +129,13 @@ class Track:
 
 
 def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """Return ``timelines`` with waits in ``waited_ns`` in place of the collectives' durations; -1 is unknown.
+    """Replace the durations of calls in ``waited_ns`` by waits: the duration minus the shortest one of all ranks.
 
-    The waits in a collective are unknown unless all of its ranks timed it.
+    The rank that arrives last does not wait, and has the shortest duration. Waits are unknown (-1) unless all ranks of
+    the call timed it.
     """
-    least_ns: dict[tuple[str, int], int] = {}  # -1 if a rank did not time the call
+    # the shortest duration of each call, by group and number; -1 if a rank did not time it
+    least_ns: dict[tuple[str, int], int] = {}
     for timeline in timelines:
         for key, duration_ns in _durations_ns(timeline):
             least_ns[key] = min(least_ns.get(key, duration_ns), duration_ns)
@@ -154,7 +156,7 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int]]:
-    """Yield group and number of each call, with its duration; nothing if the rank timed none."""
+    """Yield the group and number of each call, and its duration; nothing if the rank timed no calls."""
     if timeline.waited_ns is None:
         return
     for call, duration_ns in zip(

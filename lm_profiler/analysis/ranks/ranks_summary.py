@@ -1,4 +1,4 @@
-"""The record's part on ranks, from the data of all of them."""
+"""Computes the record's part on ranks from the data that the ranks have sent."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lm_profiler.record.run_record import (
     StepCounters,
 )
 
-# the record has up to this many ranks; of more, rank 0 and this many of the busiest and the idlest
+# The record lists up to this many ranks. Of more, it lists rank 0, and 8 each of the busiest and of the idlest.
 _MOST_RANKS = 64
 _EXTREMES = 8
-_COLUMNS = 256  # the last steps, which the heat map shows
+_COLUMNS = 256  # number of the last steps, which the heat map shows
 
 
 def ranks_of(
@@ -42,17 +42,17 @@ def ranks_of(
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
-    """Return who worked and who waited; None if fewer than two ranks report it, or they have no step in common.
+    """Return the work and the waiting of each rank; None if fewer than two ranks report them for the same steps.
 
     Args:
-        timelines: of the ranks that have one.
-        world: how many ranks there are.
+        timelines: those of the ranks that have one.
+        world: the number of ranks of the run.
         overlap: whether gradients are reduced during backward (DDP).
-        steps: the steps that the figures use; None: all measured steps, which the finding uses.
-        witness: the source of the waiting.
-        traced: steps of rank 0, which show communication.
-        contention: what else used the machine.
-        counters: of each rank's measured steps: they show how much of a delay contention explains.
+        steps: the steps for the figures; None for all measured steps. The finding always uses all measured steps.
+        witness: how the waiting was measured, as text.
+        traced: traced steps of rank 0, which show communication.
+        contention: the use of the machine by other programs.
+        counters: the counters of all ranks, which show how much of a delay other programs explain.
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
     # Arrivals on different clocks cannot be compared; measured waits need no common clock.
@@ -121,12 +121,12 @@ def ranks_of(
 
 
 def _is_comparable(timeline: RankTimeline, reference: RankTimeline) -> bool:
-    """Return whether the arrivals of two ranks can be compared; measured waits need no common clock."""
+    """Return whether the waiting of two ranks can be compared: it was measured, or both use the same clock."""
     return timeline.waited_ns is not None or timeline.clock == reference.clock
 
 
 def _ranks_to_show(own_s: Seconds) -> list[int]:
-    """Return the indices of the ranks that the record has: all, or the first, the idlest and the busiest."""
+    """Return the indices of the ranks that the record lists: all, or the first, the idlest and the busiest ones."""
     mean_own_s = own_s.sum(axis=2).mean(axis=1)
     by_own_work = np.argsort(mean_own_s, kind="stable").tolist()
     if len(by_own_work) <= _MOST_RANKS:
@@ -137,11 +137,11 @@ def _ranks_to_show(own_s: Seconds) -> list[int]:
 def communication_figures(
     traced: Traced | None, waiting_s: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Return the fields of ``Ranks`` on communication, from traced steps; none if nothing is known.
+    """Return the fields of ``Ranks`` on communication, from traced steps; empty if nothing is known.
 
-    A trace shows one rank, which may wait for ``waiting_s`` in each phase: it does not distinguish communication
-    from waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the wait
-    is in no operator.
+    A trace does not distinguish communication from waiting. So ``waiting_s``, how long the traced rank waited in each
+    phase, is subtracted if it is known. Exposed communication is reported only for a device: on the CPU, calls return
+    at once, and the wait is not in an operator.
     """
     if traced is None:
         return {}
@@ -188,7 +188,7 @@ def _collective_figures(calls: CollectiveTime, steps: int) -> CollectiveFigures:
 
 
 def _by_part(seconds: Seconds) -> dict[str, float]:
-    """Return the mean of each part that any time was spent in."""
+    """Return the mean seconds of each part with any time, from [step, part]."""
     means_s = {}
     for part, mean_s in zip(PARTS, seconds.mean(axis=0).tolist(), strict=True):
         if mean_s > 0.0:
@@ -197,7 +197,7 @@ def _by_part(seconds: Seconds) -> dict[str, float]:
 
 
 def _spreads(seconds: Seconds, numbers: Sequence[int]) -> dict[str, RankSpread]:
-    """Return the spread over the ranks of each part that any rank spent time in. ``seconds``: [rank, step, part]"""
+    """Return the spread over ranks of the mean of each part with any time, from [rank, step, part]."""
     spreads = {}
     for part, rank_means_s in zip(PARTS, seconds.mean(axis=1).T, strict=True):
         if rank_means_s.max() <= 0.0:

@@ -11,7 +11,7 @@ from lm_profiler.record.run_record import StepCounters
 
 _EXPLAINED = 0.5  # the share of the excess time that a cause must explain
 
-# what a rank does that other programs cannot cause: they can only make it take longer
+# activities of a rank itself: other programs can only make them take longer, but not cause them
 _CAUSES = {
     "gc_s": "collecting garbage",
     "compile_s": "compiling",
@@ -38,7 +38,7 @@ class CountersByRank:
         self._by_rank: Mapping[int, list[StepCounters]] = by_rank
 
     def mean_s(self, rank: int, field_name: str) -> float | None:
-        """Return the mean of a counter over the steps of ``rank``; None if no step has it."""
+        """Return the mean of a counter of seconds over the steps of ``rank``; None if no step has it."""
         values_s = []
         for reading in self._by_rank.get(rank, []):
             value_s = getattr(reading, field_name)
@@ -49,7 +49,7 @@ class CountersByRank:
         return fmean(values_s)
 
     def excess_s(self, rank: int, fast_ranks: Sequence[int], field_name: str) -> float:
-        """Return by how much a counter of ``rank`` exceeds the mean of the ``fast_ranks``; 0 if it is unknown."""
+        """Return by how much the mean of a counter of ``rank`` exceeds that of the ``fast_ranks``; 0 if unknown."""
         own_s = self.mean_s(rank, field_name)
         means_s = []
         for fast_rank in fast_ranks:
@@ -63,7 +63,7 @@ class CountersByRank:
     def cause_of(
         self, rank: int, fast_ranks: Sequence[int], excess_s: float
     ) -> RankCause | None:
-        """Return what explains at least half of the ``excess_s`` of ``rank`` over the ``fast_ranks``."""
+        """Return the cause of the ``excess_s`` of ``rank`` over ``fast_ranks``; None if none explains half of it."""
         longest_s = 0.0
         words = ""
         for field_name, cause_words in _CAUSES.items():

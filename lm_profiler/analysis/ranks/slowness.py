@@ -1,7 +1,7 @@
-"""Which ranks are slower than the others, in which part and in which steps, and whether chance explains it.
+"""Finds the ranks that are slower than the others, in which part and in which steps, and whether chance explains it.
 
-A rank's excess time over the others is a series with levels, a pattern, odd steps and noise, like step times. Its
-noise is estimated from the model's residuals: never from data that still contain the difference.
+The excess of a rank over the others, step by step, is modelled like step times: with levels, a pattern, odd steps and
+noise. The noise is estimated from the residuals of this model, never from data that contain the difference itself.
 """
 
 from __future__ import annotations
@@ -26,28 +26,26 @@ from lm_profiler.record.steps import Counts
 
 SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
 
-_LEAST_EXCESS = 0.01  # the share of the step below which an excess is not looked at
+_LEAST_EXCESS = 0.01  # a smaller excess, as a share of the step, is ignored
 
-# the gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest
+# A gap divides slow ranks from fast ones if it is at least this share of the range from the fastest to the slowest.
 _CLEAR = 0.5
 
-_MOST_TESTS = 8  # up to this many ranks of a part are tested each; of more, only the slowest and the least slow
+_MOST_TESTS = 8  # up to this many slow ranks of a part are tested each; of more, only the slowest and the least slow
 
-# levels from this share of the highest level on belong to the slow stretch
+# The slow stretch of a rank goes from its first to its last level that is at least this share of the highest one.
 _SLOW_STRETCH_SHARE = 0.5
 
-# a step is active if the fast ranks spend more than this share of their longest step in the part
+# Some parts are occasional: at most half of the steps are active. A step is active if the fast ranks spend more than
+# half of their longest time in the part, and an idle one has at most a quarter of the shortest active one.
 _ACTIVE_SHARE = 0.5
-# a part happens now and then if at most this share of the steps is active
 _MOST_ACTIVE_STEPS = 0.5
+_IDLE = 0.25
 
-# the share of a rank's excess that the steps must have by which it is judged
+# A rank is judged by the active steps only if they have this share of its excess.
 _LEAST_JUDGED_SHARE = 0.5
 
-_LOWEST = 0.05  # the least value of the model, as a share of the step
-
-# in a part that happens now and then, the other steps have less than this share of the shortest of these
-_IDLE = 0.25
+_LOWEST = 0.05  # the smallest value passed to the model, as a share of the step
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,25 @@ class SlowCandidate:
     """A rank that took longer in a part than others did, perhaps by chance."""
 
     rank: int  # its index
-    part: int  # code of the part; one more than those of a step for what lies between steps
-    fast_ranks: tuple[int, ...]  # indices of the ranks that it is compared with
-    seconds: float  # how much longer than their mean, in the mean step
-    half_interval_s: float  # half the 95 % interval of that
-    is_certain: bool  # whether chance cannot explain it, given that all ranks and parts were tested
-    begin: int  # the stretch of steps in which it is slow, by index
-    end: int
+    part: int  # index of the part; ``OUTSIDE`` for the time between steps
+    fast_ranks: tuple[int, ...]  # indices of the ranks with which it is compared
+    seconds: float  # its excess over their mean, in the mean step
+    half_interval_s: float  # half the 95 % interval of the excess
+    is_certain: bool  # whether chance cannot explain it, considering that all ranks and parts were tested
+    begin: int  # the first step in which it is slow, by index
+    end: int  # the first step after those in which it is slow
 
 
 def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
-    """Return those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
+    """Return the ranks that are slower than others in some part, by at least 1 % of the step, the slowest first.
 
-    Means over the steps are compared, not medians: an excess in every fifth step counts. Differences are taken within
-    each step, so that steps that are long for all ranks do no harm. Bonferroni's correction covers all ranks and parts.
+    Means over the steps are compared, not medians, so that an excess in every fifth step counts. Ranks are compared
+    within each step, so that steps that are long on all ranks do not matter. Certainty is corrected for the number of
+    tests (Bonferroni).
+
+    Args:
+        own_s: [rank, step, part] own work.
+        step_s: the mean step.
     """
     ranks, steps, parts = own_s.shape
     if ranks < 2 or steps < FEWEST_VALUES:
@@ -82,7 +85,7 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
 
 
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
-    """Return those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
+    """Return the indices of the ranks below the largest gap, even if they are the minority; all if no gap is clear."""
     order = np.argsort(means_s, kind="stable")
     gaps_s = np.diff(means_s[order])
     widest = int(gaps_s.argmax())
@@ -95,11 +98,11 @@ def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
 def _in_part(
     own_s: Seconds, part: int, step_s: float, tests: int
 ) -> list[SlowCandidate]:
-    """Return the ranks that are slow in one part; ``own_s`` is [rank, step]."""
+    """Return the ranks that are slow in one part; ``own_s`` is [rank, step], ``tests`` the number of all tests."""
     means_s = own_s.mean(axis=1)
     fast = fast_ranks(means_s)
     is_fast = np.isin(np.arange(means_s.size), fast)
-    # A rank is compared with the fast ranks, but not with itself.
+    # Each rank is compared with the fast ranks; a fast rank with the other fast ranks.
     compared_counts = len(fast) - is_fast
     compared_sums_s = means_s[is_fast].sum() - is_fast * means_s
     excess_s = means_s - compared_sums_s / np.maximum(compared_counts, 1)
@@ -109,7 +112,8 @@ def _in_part(
         if excess_s[rank] >= _LEAST_EXCESS * step_s and not is_only_fast_rank:
             slow.append(rank)
 
-    # Each test fits a model: with many slow ranks, the two extremes stand for all.
+    # Each test fits a model, which takes time. Of many slow ranks only the two extremes are tested; the others get the
+    # result of the least slow one.
     ranks_to_test = slow
     if len(slow) > _MOST_TESTS:
         ranks_to_test = [slow[0], slow[-1]]
@@ -135,14 +139,23 @@ def _test_rank(
     step_s: float,
     tests: int,
 ) -> SlowCandidate:
-    """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
+    """Test whether ``rank`` is slower than the fast ranks in one part.
+
+    Args:
+        own_s: [rank, step] the own work in the part.
+        rank: the index of the rank.
+        part: the index of the part.
+        fast: the indices of the fast ranks.
+        step_s: the mean step.
+        tests: the number of all tests, for Bonferroni's correction.
+    """
     compared_ranks = [fast_rank for fast_rank in fast if fast_rank != rank]
     compared_s = own_s[compared_ranks].mean(axis=0)
     all_excess_s = own_s[rank] - compared_s
     judged_steps = _judged_steps(all_excess_s, compared_s)
     excess_s = all_excess_s[judged_steps]
 
-    # The model needs positive times: a mean step is added to the differences, which may be negative.
+    # The model needs positive times, so a mean step is added to the differences.
     series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
     model = fit(series_s, warms_up=False)
     freedom = _degrees_of_freedom(model)
@@ -166,7 +179,7 @@ def _test_rank(
 
 
 def _judged_steps(excess_s: Seconds, fast_s: Seconds) -> Counts:
-    """Return the indices of the steps to judge a rank by: the active ones, or all if its excess is mostly in others."""
+    """Return the indices of the steps by which a rank is judged: the active ones if they have most of its excess."""
     active = _active_steps(fast_s)
     if excess_s[active].sum() < _LEAST_JUDGED_SHARE * excess_s.sum():
         return np.arange(fast_s.size)
@@ -174,7 +187,7 @@ def _judged_steps(excess_s: Seconds, fast_s: Seconds) -> Counts:
 
 
 def _degrees_of_freedom(model: StepModel) -> int:
-    """Return how many more usual steps there are than values that were fitted to them: levels and a pattern."""
+    """Return the number of usual steps minus the number of parameters fitted to them (levels and a pattern)."""
     pattern_length = 1
     if model.pattern is not None:
         pattern_length = model.pattern.period
@@ -188,15 +201,15 @@ def _error_of_mean(
 ) -> float:
     """Return the standard error of the mean of a series, by the ``residuals`` of its model."""
     noise_error = _standard_error(residuals[~is_odd], freedom)
-    # Odd steps are no noise, but it is chance how many of them come, and how long they are: their sum is a compound
-    # Poisson process, whose variance is about the sum of the squares.
+    # The number and the length of odd steps are random: their sum is a compound Poisson process, whose variance is
+    # about the sum of the squares.
     odd_squares = float((residuals[is_odd] ** 2).sum())
     odd_error = math.sqrt(odd_squares) / residuals.size
     return math.hypot(noise_error, odd_error)
 
 
 def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
-    """Return where the stretch begins and ends outside of which the levels are low; a level lies between two edges."""
+    """Return the begin and the end of the stretch from the first to the last high level; levels lie between edges."""
     levels_s = []
     for begin, end in pairwise(edges):
         levels_s.append(float(excess_s[begin:end].mean()))
@@ -209,16 +222,16 @@ def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
 
 
 def _active_steps(fast_s: Seconds) -> Counts:
-    """Return the indices of the steps to judge by: those in which the fast ranks do what they do now and then.
+    """Return the indices of the active steps of an occasional part, such as a validation or a checkpoint.
 
-    A validation or a checkpoint happens in few steps, in the same ones on all ranks. Which steps these are is no
-    chance: only the differences within them are. Other parts are judged by all steps.
+    These steps are the same on all ranks, and not random. Only the differences within them are. If the part is not an
+    occasional one, return all steps.
     """
     active = np.flatnonzero(fast_s > _ACTIVE_SHARE * fast_s.max(initial=0.0))
     rest_s = np.delete(fast_s, active)
     most_active = _MOST_ACTIVE_STEPS * fast_s.size
-    happens_now_and_then = FEWEST_VALUES <= active.size <= most_active
-    if happens_now_and_then and rest_s.max(initial=0.0) < _IDLE * fast_s[active].min():
+    has_few_active_steps = FEWEST_VALUES <= active.size <= most_active
+    if has_few_active_steps and rest_s.max(initial=0.0) < _IDLE * fast_s[active].min():
         return active
     return np.arange(fast_s.size)
 
@@ -228,7 +241,7 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
     if noise.size < FEWEST_VALUES:
         return math.inf
     score, _, errors = ar1_means(noise - noise.mean())
-    # ten steps could show nothing without this prior
+    # The prior (1 - PHI) favours weak autocorrelation: without it, ten steps would be too few for any result.
     weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)
     mean_square = float(weights @ errors**2) / float(weights.sum())
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -1,7 +1,8 @@
-"""Own work and waiting of each rank, by step and part; and how much shorter a step is if slow ranks are like others.
+"""Divides the time of each rank into own work and waiting, and computes how much fixing slow ranks would save.
 
-A collective that all ranks wait in releases them when the last has come. The work of a rank between two releases is its
-own work. The rank with most own work determines the duration, so the run lasts as long as the sum of these maxima.
+A collective in which all ranks wait releases them when the last rank arrives. What a rank does between two releases is
+its own work. The rank with the most own work determines when the next release is, so that the duration of the run is
+the sum of these maxima.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ from lm_profiler.analysis.ranks.slowness import SlowCandidate
 
 Flags = NDArray[np.bool_]
 
-# a rank whose next mark or call precedes the last rank's arrival by more than this did not wait
+# A rank did not wait for the last one if its next mark or call is more than this before the last one's arrival.
 _EARLY_LEAVER_NS = 200_000
 
-# if ranks left early in more than this share of the calls of one name and part, not all ranks wait in such calls
+# If ranks left early in more than this share of the calls of one name and part, such calls do not make ranks wait.
 _MOST_EARLY_CALLS = 0.05
 
-# They stand in place of an instant that does not exist: one later than all others, and one earlier.
+# stand for a missing instant: one is later than all others, the other is earlier
 _NEVER = np.iinfo(np.int64).max
 _NEVER_YET = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Collectives in the order in which the last rank came. ``[C, R]`` is call x rank."""
+    """C collective calls of R ranks, in the order of the last arrival."""
 
     names: list[str]  # [C]
-    came_ns: Instants  # [C, R]
-    members: Flags  # [C, R], whether the rank takes part in the call; values of other ranks mean nothing
-    # [C, R], how long the rank waited where that was measured, else -1
+    came_ns: Instants  # [C, R] when each rank arrived
+    members: Flags  # [C, R] whether the rank takes part in the call; other values of ranks that do not are meaningless
+    # [C, R] how long the rank waited, if this was measured; otherwise -1
     measured_ns: Instants
 
     @property
     def released_ns(self) -> Instants:
-        """[C]: when the last rank came."""
+        """[C] when the last rank arrived."""
         members_came_ns = np.where(self.members, self.came_ns, _NEVER_YET)
         return np.asarray(members_came_ns.max(axis=1))
 
     def sorted_by_release(self, begin_ns: int, end_ns: int) -> Calls:
         """Return the calls that released their ranks between two instants, in the order of the release."""
         released_ns = self.released_ns
-        # what comes later on every rank also has the later last arrival
+        # this order agrees with the order of the calls on each rank
         order = released_ns.argsort(kind="stable")
         is_in_time = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
         order = order[is_in_time]
@@ -71,28 +72,30 @@ class Calls:
 
 @dataclass(eq=False)
 class RanksWork:
-    """Seconds of own work and waiting; ``saves_s`` returns how much shorter a step is if slow ranks are fixed.
+    """Own work and waiting of R ranks, and what fixing slow ranks would save.
 
-    The own work is cut into cells where a step begins or ends, and where all ranks meet. ``[K, R]`` is cell x rank.
+    Time is cut into K cells: wherever a step begins or ends, and wherever all ranks meet, which is a call in which all
+    wait for the last one. The cells between two meetings are a segment. Within a segment no rank waits for another.
     """
 
     steps: Instants  # numbers of the steps that all ranks have
-    # [rank, step, part]; the last part (``OUTSIDE``) is the work between the step before and this one: 0 of the first,
-    # and where a step was left out
+    # [rank, step, part]; the last part (``OUTSIDE``) is the work between the previous step and this one. It is 0 for
+    # the first step, and if the previous step is missing.
     own_s: Seconds
-    waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
-    # [rank, step], the waiting beside the work of the part ``OUTSIDE``
+    # [rank, step, part] without ``OUTSIDE``; the sum of it and the own work in the same parts is the step time
+    waiting_s: Seconds
+    # [rank, step] the waiting in the part ``OUTSIDE``
     waiting_outside_s: Seconds
-    # returns the own work in a part, or in all of them: [K, R]
+    # returns [K, R] the own work of each cell in a part; None: in all parts
     in_part: Callable[[int | None], Seconds]
-    # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
+    # [K] the index of the step that the cell is in, or before which it is; -1 if the steps around it are not successive
     step_of_cell: NDArray[np.int64]
-    # the first cell of each segment: within one, no rank waits for another; all meet at its end
+    # the index of the first cell of each segment
     segment_begins: NDArray[np.int64]
-    # [rank, step], how long the others waited for this rank on average
+    # [rank, step] how long the other ranks waited for this one, on average over them
     caused_s: Seconds = field(init=False)
-    _cells_s: Seconds = field(init=False)  # [K, R], own work in all parts
-    _run_s: float = field(init=False)
+    _cells_s: Seconds = field(init=False)  # [K, R] own work in all parts
+    _run_s: float = field(init=False)  # the duration of all segments
 
     def __post_init__(self) -> None:
         self._cells_s = self.in_part(None)
@@ -100,20 +103,20 @@ class RanksWork:
         self.caused_s = self._waits_caused_s()
 
     def _waits_caused_s(self) -> Seconds:
-        """Return [rank, step]: the others wait for the rank that is last at the end of a segment."""
-        # [segment, rank]; nobody waits at the end of the last segment
+        """Return [rank, step] how long the others waited on average because this rank was the last to end a segment."""
+        # [segment, rank]; the last segment does not end with a meeting
         segments_s = np.add.reduceat(self._cells_s, self.segment_begins, axis=0)[:-1]
         ranks = segments_s.shape[1]
         last_rank = segments_s.argmax(axis=1)
-        others_wait_s = segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)
-        mean_wait_s = others_wait_s / (ranks - 1)
+        all_waits_s = segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)
+        mean_wait_s = all_waits_s / (ranks - 1)
 
         last_cells = self.segment_begins[1:] - 1
         step_of_segment = self.step_of_cell[last_cells]
         is_in_step = step_of_segment >= 0
-        places = (last_rank[is_in_step], step_of_segment[is_in_step])
+        rank_and_step = (last_rank[is_in_step], step_of_segment[is_in_step])
         caused_s = np.zeros(self.own_s.shape[:2])
-        np.add.at(caused_s, places, mean_wait_s[is_in_step])
+        np.add.at(caused_s, rank_and_step, mean_wait_s[is_in_step])
         return caused_s
 
     @property
@@ -123,10 +126,11 @@ class RanksWork:
         return float((own_in_step_s + self.waiting_s).sum(axis=2).mean())
 
     def saves_s(self, slow: Iterable[SlowCandidate]) -> float:
-        """Return seconds saved per step if all of these took as long as the ranks that are not slow.
+        """Return the seconds saved per step if these ranks took as long, in their parts, as ranks that are not slow.
 
-        Its fastest step then takes as long as the others' fastest, and so on. So a rank keeps its own ups and downs:
-        a rank that equals another step by step would never wait for it.
+        The distribution of a rank's step times is replaced by that of the fast ranks: its fastest step gets the time of
+        their fastest step, and so on. The order of its short and long steps stays, so that ranks still differ from each
+        other in single steps, and still wait.
         """
         cells_s = self._cells_s.copy()
         slow_by_part = defaultdict[int, list[SlowCandidate]](list)
@@ -135,8 +139,8 @@ class RanksWork:
         for part, slow_in_part in slow_by_part.items():
             slow_indices = {candidate.rank for candidate in slow_in_part}
             fast_indices = sorted(set(slow_in_part[0].fast_ranks) - slow_indices)
+            # [fast rank, step] sorted, then (steps,) the time of the fastest step, of the second fastest, …
             fast_sorted_s = np.sort(self.own_s[fast_indices, :, part], axis=1)
-            # of the fastest step, the second, …
             usual_s = np.median(fast_sorted_s, axis=0)
             for candidate in slow_in_part:
                 saved_s = self._saved_in_cells_s(candidate.rank, part, usual_s)
@@ -144,12 +148,15 @@ class RanksWork:
         return self._saved_s(cells_s)
 
     def _saved_in_cells_s(self, rank: int, part: int, usual_s: Seconds) -> Seconds:
-        """Return [K]: how much less each cell takes if the rank's steps, sorted by length, take ``usual_s``."""
+        """Return [K] how much shorter each cell becomes if the rank's steps, sorted by length, take ``usual_s``."""
         own_s = self.own_s[rank, :, part]
         place_by_length = own_s.argsort(kind="stable").argsort()
-        less_s = own_s - usual_s[place_by_length]
+        saved_by_step_s = own_s - usual_s[place_by_length]
         has_work = own_s > 0
-        shares = np.divide(less_s, own_s, out=np.zeros_like(own_s), where=has_work)
+        # the share of each step's own work in this part
+        shares = np.divide(
+            saved_by_step_s, own_s, out=np.zeros_like(own_s), where=has_work
+        )
 
         is_in_step = self.step_of_cell >= 0
         saved_s = self.in_part(part)[:, rank].copy()
@@ -158,19 +165,21 @@ class RanksWork:
         return saved_s
 
     def saved_if_even_s(self, part: int) -> float:
-        """Return seconds saved per step if all ranks took the median rank's time in ``part`` of each cell.
+        """Return the seconds saved per step if in each cell all ranks took the time of the median rank in ``part``.
 
         With an even number of ranks it is the lower median: with two, the time of the faster rank.
         """
-        spent_s = self.in_part(part)
-        median_s = np.quantile(spent_s, 0.5, axis=1, method="lower")
-        return self._saved_s(self._cells_s - spent_s + median_s[:, None])
+        part_s = self.in_part(part)
+        median_s = np.quantile(part_s, 0.5, axis=1, method="lower")
+        even_cells_s = self._cells_s - part_s + median_s[:, None]
+        return self._saved_s(even_cells_s)
 
     def _saved_s(self, cells_s: Seconds) -> float:
+        """Return the seconds saved per step if the own work were ``cells_s``."""
         return (self._run_s - self._duration_s(cells_s)) / len(self.steps)
 
     def _duration_s(self, cells_s: Seconds) -> float:
-        """Return how long the ranks take for these cells: the rank with most work decides about each segment."""
+        """Return the duration of the run if the own work is ``cells_s``: the slowest rank ends each segment."""
         positive_s = np.maximum(cells_s, 0.0)
         segments_s = np.add.reduceat(positive_s, self.segment_begins, axis=0)
         return float(segments_s.max(axis=1).sum())
@@ -178,7 +187,7 @@ class RanksWork:
 
 @dataclass(frozen=True)
 class _RankCalls:
-    """The calls of one rank: when it came, how long it waited, and in which part of the step."""
+    """The calls of one rank: when it arrived, how long it waited, and in which part of the step."""
 
     came_ns: Instants
     waited_ns: Instants
@@ -188,9 +197,9 @@ class _RankCalls:
 def work_of(
     timelines: Sequence[RankTimeline], steps: Instants, overlap: bool
 ) -> RanksWork:
-    """Return own work and waiting of at least two ranks in ``steps``, which all of them have.
+    """Return the own work and the waiting of at least two ranks in ``steps``, which all of them have.
 
-    With ``overlap`` gradients are reduced during backward: ranks then wait only in the last call of a backward.
+    With ``overlap``, gradients are reduced while backward continues, so that ranks wait only in its last call.
     """
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
@@ -243,21 +252,22 @@ def work_of(
 
 
 def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
-    """Return how long a rank waited in each [step, part]."""
+    """Return [step, part] how long a rank waited."""
     next_ends = np.searchsorted(track.end_ns, calls.came_ns, "left")
     step_of_call = np.clip(next_ends, 0, steps - 1)
     parts = OUTSIDE + 1
-    places = step_of_call * parts + calls.parts
-    waited_ns = np.bincount(places, calls.waited_ns, steps * parts)
+    step_and_part = step_of_call * parts + calls.parts
+    waited_ns = np.bincount(step_and_part, calls.waited_ns, steps * parts)
     return np.asarray(waited_ns.reshape(steps, parts), dtype=np.float64)
 
 
 def _own_s(
     track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None
 ) -> Seconds:
-    """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``."""
+    """Return [K] one rank's own work in ``part`` (None: in all parts), in the cells that end at ``ends_ns``."""
     cell_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
     is_counted = cell_of_call < len(ends_ns)
+    # [K] the time in the part until the end of each cell
     if part is None:
         until_ns = ends_ns - ends_ns[0]
     else:
@@ -272,9 +282,9 @@ def _own_s(
 
 
 def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> Calls:
-    """Return the calls between the beginning of the first step and the end of the last.
+    """Return the calls of all ranks between the beginning of the first step and the end of the last.
 
-    A call that some rank of its group lacks is left out: who came last is unknown.
+    A call that is missing on some rank of its group is left out, because the last arrival is unknown.
     """
     first_calls = timelines[0].collectives
     are_equal = all(timeline.collectives == first_calls for timeline in timelines[1:])
@@ -285,14 +295,14 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
 
 
 def _measured_waits(timeline: RankTimeline) -> Instants:
-    """Return how long the rank waited in each of its calls; -1 if that was not measured."""
+    """Return how long the rank waited in each of its calls; -1 if this was not measured."""
     if timeline.waited_ns is None:
         return np.full(len(timeline.collectives), -1)
     return timeline.waited_ns
 
 
 def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
-    """Return the calls of ranks that all made the same ones, in the same order."""
+    """Return the calls if all ranks made the same ones, in the same order."""
     names = [call.name for call in timelines[0].collectives]
     came_ns = np.stack([timeline.arrivals_ns for timeline in timelines], axis=1)
     measured_ns = np.stack(
@@ -302,8 +312,9 @@ def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
 
 
 def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
-    """Return the calls that every rank of their group made, matched by group and number."""
+    """Return the calls that all ranks of their group made, matched by group and number."""
     ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
+    # the keys are group and number of a call
     indices_by_rank: list[dict[tuple[str, int], int]] = []
     names: dict[tuple[str, int], str] = {}
     for rank, timeline in enumerate(timelines):
@@ -346,13 +357,21 @@ def _waits(
     parts: NDArray[np.uint8],
     overlap: bool,
 ) -> tuple[Instants, Flags]:
-    """Return how long each rank waited in each call, and in which calls all of them wait for the last one.
+    """Compute the waiting of each rank in each call.
 
-    ``marks`` and ``parts`` have, for each call on each rank, the mark before it and the part that it is in.
+    Args:
+        calls: the calls.
+        tracks: the marks of each rank.
+        marks: [C, R] the index of the mark before the call.
+        parts: [C, R] the part of the step in which the call is.
+        overlap: whether gradients are reduced while backward continues.
+
+    Returns:
+        [C, R] how long each rank waited, and [C] whether all ranks of the run wait for the last one in the call.
     """
     is_timed = (calls.measured_ns >= 0).any(axis=1)
     next_event_ns = _next_events(calls.came_ns, calls.members, tracks)
-    # the order of arrival is unknown for calls timed on a stream
+    # For calls timed on a device's stream, events of the host do not show whether a rank left early.
     next_event_ns[is_timed] = _NEVER
     has_early_rank = _calls_with_early_rank(calls, next_event_ns)
     is_waited_for = _calls_waited_for(calls, has_early_rank, marks, parts, overlap)
@@ -366,7 +385,7 @@ def _waits(
 
 
 def _calls_with_early_rank(calls: Calls, next_event_ns: Instants) -> Flags:
-    """Return [C]: whether some rank of the call did something else before the last one came."""
+    """Return [C] whether some rank of the call did something else before the last rank arrived."""
     last_came_ns = calls.released_ns[:, None]
     leaves_early = next_event_ns < last_came_ns - _EARLY_LEAVER_NS
     return np.asarray((calls.members & leaves_early).any(axis=1))
@@ -375,7 +394,7 @@ def _calls_with_early_rank(calls: Calls, next_event_ns: Instants) -> Flags:
 def _waits_by_arrival(
     calls: Calls, next_event_ns: Instants, is_waited_for: Flags
 ) -> Instants:
-    """Return [C, R]: the time from a rank's arrival until the last one came, or until its own next event."""
+    """Return [C, R] the time from a rank's arrival until the last arrival, or until its own next event."""
     last_came_ns = calls.released_ns[:, None]
     until_ns = np.minimum(last_came_ns, next_event_ns)
     waits_ns = np.maximum(until_ns - calls.came_ns, 0)
@@ -390,17 +409,18 @@ def _calls_waited_for(
     parts: NDArray[np.uint8],
     overlap: bool,
 ) -> Flags:
-    """Return [C]: whether the ranks of the call wait in it for the last one."""
+    """Return [C] whether the ranks of the call wait in it for the last one."""
     count = len(calls.names)
     if count == 0:
         return np.ones(0, dtype=bool)
+    # [C] mark and part of each call, as its first rank has them
     all_calls = np.arange(count)
     first_member = calls.members.argmax(axis=1)
     mark = marks[all_calls, first_member]
     part = parts[all_calls, first_member]
     is_waited_for = np.ones(count, dtype=bool)
     if overlap:
-        # Gradients are reduced while backward goes on: ranks wait in the last of its calls.
+        # Only the last call of each backward pass is waited for: a call is not if the next one is of the same pass.
         backward_calls = np.flatnonzero(part == BACKWARD)
         call, next_call = backward_calls[:-1], backward_calls[1:]
         is_same_rank = first_member[call] == first_member[next_call]
@@ -410,17 +430,17 @@ def _calls_waited_for(
     calls_by_name_and_part = defaultdict[tuple[str, int], list[int]](list)
     for index in np.flatnonzero(is_waited_for).tolist():
         calls_by_name_and_part[calls.names[index], int(part[index])].append(index)
-    for (name, _), alike_calls in calls_by_name_and_part.items():
-        if has_early_rank[alike_calls].mean() > _MOST_EARLY_CALLS:
-            # In a broadcast the sender waits, and ranks that have not received yet.
-            is_waited_for[alike_calls] = ":broadcast" in name
+    for (name, _), similar_calls in calls_by_name_and_part.items():
+        if has_early_rank[similar_calls].mean() > _MOST_EARLY_CALLS:
+            # Such calls do not block, except that in a broadcast, ranks wait until they have received the data.
+            is_waited_for[similar_calls] = ":broadcast" in name
     return is_waited_for
 
 
 def _next_events(
     came_ns: Instants, members: Flags, tracks: Sequence[Track]
 ) -> Instants:
-    """Return [C, R]: when each rank next made a mark or a call, which a waiting rank cannot do."""
+    """Return [C, R] when each rank made its next mark or call after this call; until then it may have waited."""
     next_event_ns = np.full(came_ns.shape, _NEVER)
     for rank, track in enumerate(tracks):
         is_member = members[:, rank]
@@ -434,12 +454,13 @@ def _next_events(
 def _timed_waits(
     is_waited_for: Flags, came_ns: Instants, measured_ns: Instants
 ) -> Instants:
-    """Return [C, R]: the part of the waiting time in the calls themselves that no computation hid.
+    """Return [C, R] how long ranks waited in calls that were timed on a stream, without what computation hid.
 
-    Calls queue behind each other on their own stream. The rank computes during a call that nobody waits for:
-    the rest of its waiting counts at the next call that is waited for.
+    The calls run one after another on a stream of their own. During a call that is not waited for, the rank computes;
+    if the call has not ended by the next call that is waited for, the rest of its time counts there.
     """
     waits_ns = np.zeros_like(came_ns)
+    # [R] when the stream of calls is done with all calls since the last one that was waited for
     queue_end_ns = np.full(came_ns.shape[1], _NEVER_YET)
     for call, is_measured in enumerate(measured_ns >= 0):
         begin_ns = np.maximum(queue_end_ns, came_ns[call])
@@ -454,14 +475,20 @@ def _timed_waits(
 def _cut_into_cells(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
 ) -> tuple[Instants, NDArray[np.int64], NDArray[np.int64]]:
-    """Cut the time of R ranks into K cells: at each step's end and begin, and where all ranks meet.
+    """Cut the time of R ranks into K cells: at the end and the begin of each step, and where all ranks meet.
 
-    ``met_ns`` is when each rank came to the calls in which all wait for the last one. A segment is what lies between
-    two of these. Returns where cells end ([K, R]), the index of each cell's step, -1 for none ([K]), and the first cell
-    of each segment.
+    Args:
+        tracks: the marks of each rank.
+        steps: the numbers of the steps.
+        met_ns: [meeting, R] when each rank arrived at the calls in which all ranks wait for the last one.
+
+    Returns:
+        [K, R] when each cell ends on each rank; [K] the index of the cell's step, or -1; the index of the first cell of
+        each segment, which is what lies between two meetings.
     """
     begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
     end_ns = np.stack([track.end_ns for track in tracks], axis=1)
+    # the points at which cells end: first the ends of the steps, then their begins, then the meetings
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
     order = points_ns.max(axis=1).argsort(kind="stable")
     is_meeting = order >= len(end_ns) + len(begin_ns)
@@ -471,9 +498,10 @@ def _cut_into_cells(
 
 
 def _steps_of_cells(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:
-    """Return the index of the step of each cell, which ends at the point of the same place; -1 where no step runs.
+    """Return [K] the index of the step of each cell; -1 between steps that are not successive.
 
-    With n ``steps``, point i is the end of step i, n + i is its begin, and from 2 n on points are meetings.
+    ``points`` has the point at which each cell ends. With n ``steps``, point i is the end of step i, point n + i is its
+    begin, and points from 2 n on are meetings.
     """
     count = len(steps)
     is_next_measured = np.append(np.diff(steps) == 1, False)
