@@ -1,6 +1,6 @@
-"""The rows of steps, one for each step and rank, warm-up included, and the files that hold them.
+"""The rows of a run's steps, one per step and rank (also of warm-up), and the files that store them.
 
-During a run each rank appends to its own CSV file; at its end one CSV or Parquet file has the rows of all.
+During a run, each rank appends to a CSV file of its own. At the end, one CSV or Parquet file has the rows of all ranks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ UNKNOWN: Peaks = (None,) * len(MEMORY)
 
 _UNKNOWN_SECONDS = (None,) * len(TIMED)
 
-# where a row has its times on the device and on the host, its tokens, and its bytes
+# the positions in ``STEP_COLUMNS`` of the times on the device, the times on the host, the tokens, and the bytes
 _DEVICE = slice(2, 2 + len(TIMED))
 _HOST = slice(2 + len(TIMED), 2 + 2 * len(TIMED))
 _TOKENS = _HOST.stop
 _MEMORY = slice(-1 - len(MEMORY), -1)
 
-_CHUNK_ROWS = 4096  # how many rows are read before they become columns, which take a third of the memory
+# Rows are converted to columns in chunks of this size while a file is read: columns need a third of the memory.
+_CHUNK_ROWS = 4096
 
 
 def largest_peaks(readings: Iterable[Peaks]) -> Peaks:
@@ -55,21 +56,20 @@ def largest_peaks(readings: Iterable[Peaks]) -> Peaks:
 
 @dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
 class StepRow:
-    """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in order. None means unknown.
-
-    The times of the last steps of a device that died are unknown.
-    """
+    """One step of one rank. None means unknown."""
 
     step: int
     stage: str
+    # the time of each of ``TIMED`` on the device; unknown for the last steps before a device died
     seconds: tuple[float, ...] | None
+    # and on the host
     host_seconds: tuple[float, ...]
     tokens: int | None = None
     memory: Peaks = UNKNOWN
     rank: int = 0
 
     def time(self, part: str, clock: str = "device") -> float:
-        """Return the seconds of ``part`` on a clock; ValueError if the device's time is unknown."""
+        """Return the seconds of ``part`` on a ``clock``, "device" or "host"; ValueError if they are unknown."""
         seconds = self.seconds if clock == "device" else self.host_seconds
         if seconds is None:
             raise ValueError(f"step {self.step}: the device's time is unknown")
@@ -80,10 +80,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """How pydantic writes and reads an array of ``dtype``, ``width`` values per row, whatever type was sent."""
+    """Tells pydantic to write an array as base64 text, and how to read it back."""
 
-    dtype: DTypeLike
-    width: int | None = None
+    dtype: DTypeLike  # the type in which values are written
+    width: int | None = None  # values per row; None for an array with one dimension
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Any
@@ -98,6 +98,7 @@ class PackedArray:
         )
 
     def encode(self, column: NDArray[Any]) -> str:
+        """Return ``column`` as text."""
         content = np.ascontiguousarray(column, self.dtype).tobytes()
         return b64encode(content).decode()
 
@@ -122,7 +123,7 @@ _Bytes = Annotated[NDArray[np.float64], PackedArray(np.float64, len(MEMORY))]
 
 @dataclass(frozen=True, eq=False)
 class StepTable(Sequence[StepRow]):
-    """Rows as columns: a sequence of ``StepRow`` in a third of the memory, with NaN where a value is unknown."""
+    """A sequence of ``StepRow``, stored as columns in a third of the memory. NaN stands for an unknown value."""
 
     step: Counts
     stage: Words
@@ -146,7 +147,7 @@ class StepTable(Sequence[StepRow]):
         return StepTable(
             step=np.array([row.step for row in rows], np.int64),
             stage=np.array([row.stage for row in rows], np.str_),
-            # Without rows, an array does not know its width.
+            # reshape sets the width if there are no rows
             seconds=seconds.reshape(-1, len(TIMED)),
             host_seconds=host_seconds.reshape(-1, len(TIMED)),
             tokens=np.array([row.tokens for row in rows], np.float64),
@@ -156,7 +157,7 @@ class StepTable(Sequence[StepRow]):
 
     @staticmethod
     def concatenate(tables: Iterable[StepTable]) -> StepTable:
-        """Return all rows of ``tables``, by step and then by rank."""
+        """Return the rows of all ``tables``, sorted by step and then by rank."""
         tables = list(tables)
         if not tables:
             return StepTable.from_rows(())
@@ -169,16 +170,17 @@ class StepTable(Sequence[StepRow]):
                 )
             table = StepTable(*columns)
 
-        steps_further = np.diff(table.step)
-        ranks_further = np.diff(table.rank)
-        in_order = (steps_further > 0) | ((steps_further == 0) & (ranks_further >= 0))
-        if np.all(in_order):
+        step_increase = np.diff(table.step)
+        rank_increase = np.diff(table.rank)
+        is_same_step = step_increase == 0
+        is_in_order = (step_increase > 0) | (is_same_step & (rank_increase >= 0))
+        if np.all(is_in_order):
             return table
         order = np.lexsort((table.rank, table.step))  # the last key counts most
         return table.select(order)
 
     def select(self, rows: Any) -> StepTable:
-        """Return the rows that a mask, indices or a slice picks."""
+        """Return the rows that a mask, indices or a slice selects."""
         columns = [getattr(self, field.name)[rows] for field in fields(self)]
         return StepTable(*columns)
 
@@ -188,23 +190,26 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns by their names in ``steps.csv``."""
-        times = [*self.seconds.T, *self.host_seconds.T]
-        values = (self.step, self.stage, *times, self.tokens, *self.memory.T, self.rank)
-        return dict(zip(STEP_COLUMNS, values, strict=True))
+        """The columns of ``steps.csv`` by their names."""
+        columns: list[NDArray[Any]] = [self.step, self.stage]
+        columns += [*self.seconds.T]  # one for each part
+        columns += [*self.host_seconds.T]
+        columns.append(self.tokens)
+        columns += [*self.memory.T]  # one for each kind of memory
+        columns.append(self.rank)
+        return dict(zip(STEP_COLUMNS, columns, strict=True))
 
     @property
     def sums(self) -> dict[str, NDArray[Any]]:
-        """The columns that are sums of others, which no file has: forward and backward together, on each clock."""
-        forward, backward = TIMED.index("forward"), TIMED.index("backward")
+        """The sums of forward and backward on each clock, which are in no file, by the names of these columns."""
+        parts = [TIMED.index("forward"), TIMED.index("backward")]
         return {
-            "forward_backward_s": self.seconds[:, forward] + self.seconds[:, backward],
-            "forward_backward_host_s": self.host_seconds[:, forward]
-            + self.host_seconds[:, backward],
+            "forward_backward_s": self.seconds[:, parts].sum(axis=1),
+            "forward_backward_host_s": self.host_seconds[:, parts].sum(axis=1),
         }
 
     def to_pandas(self) -> Any:
-        """Return a ``DataFrame`` of the columns and of ``sums``, where pandas is installed."""
+        """Return a ``DataFrame`` of the columns and of ``sums``; pandas must be installed."""
         pandas = import_module("pandas")
         return pandas.DataFrame(self.columns | self.sums)
 
@@ -215,9 +220,9 @@ class StepTable(Sequence[StepRow]):
         return self.select(~is_unknown)
 
     def finished_by_all(self) -> StepTable:
-        """Return the rows of a run that was cut short, up to the last step that every rank with rows finished."""
+        """Return the rows up to the last step that all ranks (that have rows) finished, of a run that was cut short."""
         table = StepTable.concatenate([self])
-        # Rows are in order of the steps, so each rank's entry ends as its last step.
+        # Rows are sorted by step, so the last value that is set for a rank is its last step.
         last_steps = dict(zip(table.rank.tolist(), table.step.tolist(), strict=True))
         last_step = min(last_steps.values(), default=0)
         return table.select(table.step <= last_step)
@@ -272,12 +277,12 @@ def _count_unless_nan(value: float) -> int | None:
 
 
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
-    """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` adds more."""
+    """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` appends more."""
     write_whole(path, _csv_line(STEP_COLUMNS) + _csv_lines(rows))
 
 
 def append_steps(path: Path, rows: Iterable[StepRow]) -> None:
-    """Add ``rows`` in one write, so that a killed process leaves only whole rows."""
+    """Append ``rows`` in a single write, so that a killed process leaves only whole rows."""
     with path.open("ab", buffering=0) as file:
         file.write(_csv_lines(rows).encode())
 
@@ -307,7 +312,7 @@ def _csv_fields(row: StepRow) -> list[object]:
 
 
 def read_steps(path: Path, growing: bool = False) -> StepTable:
-    """Read ``steps.csv``; if it is ``growing``, without the line that is being written."""
+    """Read ``steps.csv``; if it is ``growing``, skip a last line that is not complete yet."""
     content = read_plain(path)
     if growing:
         end_of_last_line = content.rfind(b"\n") + 1
@@ -338,7 +343,7 @@ def _table_of(rows: Iterator[StepRow]) -> StepTable:
 def _parsed_rows(
     lines: Iterable[Sequence[str]], header: Sequence[str]
 ) -> Iterator[StepRow]:
-    """Yield the rows of ``lines``, without the columns that a later version may have added."""
+    """Yield the rows of ``lines``; columns that a later version may have added are skipped."""
     pick_columns = itemgetter(*[header.index(name) for name in STEP_COLUMNS])
     for line in lines:
         if len(line) != len(header):
@@ -347,7 +352,7 @@ def _parsed_rows(
 
 
 def _parsed_row(texts: Sequence[str]) -> StepRow:
-    """Return the step of a line of steps.csv; raises ValueError for text that is no number."""
+    """Return the row of a line of ``steps.csv``, from texts in the order of ``STEP_COLUMNS``; ValueError if damaged."""
     seconds = None
     if any(texts[_DEVICE]):
         seconds = _times(texts[_DEVICE])
@@ -386,29 +391,30 @@ def _count(text: str) -> int:
 
 STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
 
-# A run with more than both writes ``steps.parquet``. Reading 20,000 rows of CSV takes 0.3 s, which does not justify
-# another library; 56,000 rows take 0.6 s, or 0.1 s as Parquet with the import of pyarrow, in a fifth of the bytes
-# (benchmarks/ranks.py).
-FEW_RANKS, FEW_ROWS = 8, 20_000
+# A run with more ranks and more rows writes ``steps.parquet``. Reading 20,000 rows of CSV takes 0.3 s, which does not
+# justify another library; 56,000 rows take 0.6 s. As Parquet they take 0.1 s, including the import of pyarrow, and a
+# fifth of the bytes (benchmarks/ranks.py).
+FEW_RANKS = 8
+FEW_ROWS = 20_000
 
 _RANK_FILE = re.compile(r"steps\.rank(\d+)\.csv")
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Return the file to which ``rank`` adds its rows as they come."""
+    """Return the file to which ``rank`` appends its rows during the run."""
     if rank == 0:
         return folder / STEPS_FILE
     return folder / f"steps.rank{rank}.csv"
 
 
 def begin_rows(folder: Path, rank: int) -> None:
-    """Make the file to which ``rank`` adds its rows, and its folder if this host does not share one."""
+    """Create the file to which ``rank`` appends its rows, and its folder if this host has none yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_steps(rank_file(folder, rank), ())
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Return the files of ranks other than 0 in ``folder`` that were not joined yet, by rank."""
+    """Return the files of ranks other than 0 in ``folder`` that have not been merged yet, by rank."""
     files = {}
     for path in folder.glob("steps.rank*.csv"):
         match = _RANK_FILE.fullmatch(path.name)
@@ -418,7 +424,7 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
-    """Return all rows of a run, each once, by step and rank; ``growing`` if it may not have ended."""
+    """Return all rows of a run, sorted by step and rank; ``growing`` if the run may still be going on."""
     return join_rank_files(_read_joined_file(folder, growing), folder)
 
 
@@ -430,14 +436,14 @@ def _read_joined_file(folder: Path, growing: bool) -> StepTable:
 
 
 def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
-    """Return ``rows`` together with the rows that further ranks left in ``folder``."""
+    """Return ``rows`` together with the rows in the files of other ranks in ``folder``; each row once."""
     tables = [StepTable.from_rows(rows)]
     for _, path in sorted(rank_files(folder).items()):
         tables.append(read_steps(path, growing=True))
     if len(tables) == 1:
         return tables[0]
     table = StepTable.concatenate(tables)
-    # Rows of a rank's own file may be in the file of all ranks too.
+    # rows of a rank's own file may also be in the file of all ranks
     is_same_step = np.diff(table.step, prepend=-1) == 0
     is_same_rank = np.diff(table.rank, prepend=-1) == 0
     is_repeated = is_same_step & is_same_rank
@@ -445,7 +451,10 @@ def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
 
 
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
-    """Write all ranks' ``rows`` into one file, and return notes for the reader of the run."""
+    """Write the rows of all ranks into one file; return notes for the user.
+
+    If ``all_ended``, the files of single ranks are deleted. Otherwise ranks may still be writing them.
+    """
     table = StepTable.from_rows(rows)
     notes: list[str] = []
     ranks = set(np.unique(table.rank).tolist())
@@ -464,7 +473,7 @@ def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[s
         (folder / STEPS_FILE).unlink(missing_ok=True)
     else:
         write_steps(folder / STEPS_FILE, table)
-    if all_ended:  # otherwise the ranks may still be writing
+    if all_ended:
         for rank, path in rank_files(folder).items():
             if rank in ranks:
                 path.unlink(missing_ok=True)
@@ -497,20 +506,20 @@ def as_parquet(table: StepTable) -> bytes:
 
 
 def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return a column in the type in which it is stored: whole numbers as integers, times in single precision."""
+    """Return a column in the type in which Parquet stores it: integers, and times in single precision."""
     if name == "stage":
         return values
     if name in ("step", "rank"):
         return values.astype(np.int32)
     if name in _TIME_COLUMNS:
-        # single precision has 7 digits, which is finer than any clock here
+        # the 7 digits of single precision are more than the clocks resolve
         return values.astype(np.float32)
     is_unknown = np.isnan(values)
     return np.ma.masked_array(np.nan_to_num(values), is_unknown).astype(np.int64)
 
 
 def read_parquet(path: Path) -> StepTable:
-    """Read ``steps.parquet`` back. Columns that a later version may have added are skipped."""
+    """Read ``steps.parquet``; columns that a later version may have added are skipped."""
     try:
         require("pyarrow", str(path))
     except MissingExtra as missing:

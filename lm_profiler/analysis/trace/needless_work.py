@@ -1,7 +1,7 @@
-"""Finds work of traced steps that may be needless: what they do twice, and operators on far larger tensors than theirs.
+"""Finds work of traced steps that may be needless: repeated passes, and large results of broadcasts.
 
-Done twice are a module's pass on inputs that it had before, and the backward pass of one graph. A broadcast of two
-small tensors, such as a column and a row, makes a large one: it may be meant, or a shape may be wrong.
+A pass is repeated if a module runs again on the same inputs, or if backward runs again through the same graph. A
+broadcast of two small tensors, such as a column and a row, to a large one may be intended, or a shape may be wrong.
 
 Times are integers of nanoseconds.
 """
@@ -29,9 +29,9 @@ from lm_profiler.record.findings import NeedlessKind, NeedlessWork
 _FORWARD = "forward"
 _BACKWARD = "backward"
 
-# how many times more elements than its largest input a broadcast makes
+# The result of a broadcast is large if it has this many times the elements of its largest input, and this many.
 _LEAST_GROWTH = 16
-_LEAST_ELEMENTS = 1 << 16  # of its result
+_LEAST_ELEMENTS = 1 << 16
 
 _Shape = tuple[int, ...]
 
@@ -57,10 +57,10 @@ class _Stretch(NamedTuple):
 def needless_work(
     work: TracedWork, pieces: Sequence[tuple[Piece, float]]
 ) -> list[NeedlessWork]:
-    """Return what the traced steps of ``work`` may have done needlessly: of a mean step, by kind, phase and place.
+    """Return the work of the traced steps that may be needless, per mean step, by kind, phase and place.
 
-    ``pieces`` are those of ``work`` with their own nanoseconds. On a device, the work's time is that of the kernels
-    that were launched meanwhile; on the CPU it is the host's.
+    ``pieces`` are the pieces of ``work`` with their own nanoseconds. On a device, the time of a repeated pass is that
+    of the kernels launched in it; on the CPU it is the host's time.
     """
     stretches = [
         stretch
@@ -84,26 +84,30 @@ def needless_work(
 def _mean_of_steps(
     occurrences: Sequence[_Occurrence], steps: int
 ) -> list[NeedlessWork]:
-    """Return one for each kind, phase and place."""
+    """Return the mean per step of the occurrences of each kind, phase and place."""
     times_ns: defaultdict[_Occurrence, list[float]] = defaultdict(list)
     for occurrence in occurrences:
-        times_ns[occurrence._replace(ns=0.0)].append(occurrence.ns)
+        kind_and_place = occurrence._replace(ns=0.0)
+        times_ns[kind_and_place].append(occurrence.ns)
     works = []
-    for place, place_ns in times_ns.items():
+    for kind_and_place, all_ns in times_ns.items():
         work = NeedlessWork(
-            kind=place.kind,
-            phase=place.phase,
-            what=place.what,
-            count=len(place_ns) / steps,
-            seconds=sum(place_ns) * 1e-9 / steps,
+            kind=kind_and_place.kind,
+            phase=kind_and_place.phase,
+            what=kind_and_place.what,
+            count=len(all_ns) / steps,
+            seconds=sum(all_ns) * 1e-9 / steps,
         )
         works.append(work)
     return works
 
 
 def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
-    """Yield the operators that broadcast two small tensors to a large one, and those that work on one of its shape."""
-    names: dict[_Shape, str] = {}  # by the shape of the result
+    """Yield the operators that broadcast two small tensors to a large one, and operators on tensors of that shape."""
+    names: dict[
+        _Shape, str
+    ] = {}  # descriptions of broadcasts, by the shape of the result
+    # each operator with its own time, and the shapes of its inputs and of a broadcast result
     operators: list[tuple[Piece, float, list[_Shape]]] = []
     for piece, own_ns in pieces:
         if piece.use != "memory":
@@ -125,7 +129,7 @@ def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
 
 
 def _shapes_of(piece: Piece) -> list[_Shape]:
-    """Return the shapes of the inputs that are tensors with dimensions."""
+    """Return the shapes of the inputs that are tensors with at least one dimension."""
     if piece.inputs is None:
         return []
     shapes = []
@@ -137,7 +141,7 @@ def _shapes_of(piece: Piece) -> list[_Shape]:
 
 
 def _broadcast_shape(shapes: Sequence[_Shape]) -> _Shape | None:
-    """Return the shape to which two ``shapes`` are broadcast, if that is far larger than they are; else None."""
+    """Return the shape to which two ``shapes`` are broadcast if it is far larger than they are; otherwise None."""
     if len(shapes) != 2 or shapes[0] == shapes[1]:
         return None
     try:
@@ -155,7 +159,7 @@ def _shape_text(shape: _Shape) -> str:
 
 
 def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
-    """Return all stretches in which work is repeated, by their start; they do not overlap."""
+    """Return all stretches in which work is repeated, ordered by start; they do not overlap."""
     passes = _outermost(packed.repeated_passes)
     passes = _outside_backward(packed, passes)
     stretches = []
@@ -172,9 +176,9 @@ def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
 
 
 def _outermost(ranges: Sequence[Range]) -> list[Range]:
-    """Return those of ``ranges`` that no other one holds, by their start."""
+    """Return the ``ranges`` that are not within another one, ordered by start."""
     outer_ranges: list[Range] = []
-    reached = 0
+    reached = 0  # the end of the last outer range
     for candidate in sorted(ranges, key=lambda range_: (range_.start, -range_.end)):
         if candidate.start >= reached:
             outer_ranges.append(candidate)
@@ -183,7 +187,7 @@ def _outermost(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _outside_backward(packed: PackedTrace, passes: Sequence[Range]) -> list[Range]:
-    """Return the ``passes`` outside of backward, where activation checkpointing runs forward again on purpose."""
+    """Return the ``passes`` that are not in backward, in which activation checkpointing repeats forward on purpose."""
     starts = [pass_.start for pass_ in passes]
     phases = phases_at(packed.phases, starts)
     kept_passes = []
@@ -194,7 +198,7 @@ def _outside_backward(packed: PackedTrace, passes: Sequence[Range]) -> list[Rang
 
 
 def _backward_of(packed: PackedTrace, passes: Sequence[Range]) -> Iterator[_Stretch]:
-    """Yield the runs of the nodes that were made in ``passes``: a repeated pass may have a backward pass, too."""
+    """Yield the backward passes of repeated ``passes``: the runs of autograd's nodes that were created in them."""
     module_of_link: dict[int, str] = {}
     for moment, link in packed.links(FORWARD_LINK).tolist():
         pass_ = _range_at(moment, passes)
@@ -212,7 +216,7 @@ _Span = TypeVar("_Span", Range, _Stretch)
 
 
 def _range_at(moment: int, ranges: Sequence[_Span]) -> _Span | None:
-    """Return the one of ``ranges``, which come by their start and do not overlap, that holds ``moment``."""
+    """Return the range that contains ``moment``; None if there is none. ``ranges`` are ordered and do not overlap."""
     index = bisect_right(ranges, moment, key=attrgetter("start")) - 1
     if index < 0 or moment >= ranges[index].end:
         return None
@@ -220,11 +224,12 @@ def _range_at(moment: int, ranges: Sequence[_Span]) -> _Span | None:
 
 
 def _second_runs(packed: PackedTrace) -> Iterator[Range]:
-    """Yield the runs of autograd's nodes that ran before.
+    """Yield the second and later runs of each node of autograd's graph.
 
-    A node that made nodes itself when it ran first (``create_graph``) may have to run again for a higher derivative:
-    that is no repetition.
+    Left out are nodes whose first run created nodes itself (``create_graph``): these may have to run again for a higher
+    derivative.
     """
+    # when nodes were created
     moments_of_links = np.sort(packed.links(FORWARD_LINK)[:, 0])
     runs_by_node: defaultdict[str, list[Range]] = defaultdict(list)
     for run in packed.node_runs:
@@ -232,13 +237,13 @@ def _second_runs(packed: PackedTrace) -> Iterator[Range]:
     for first_run, *later_runs in runs_by_node.values():
         links_before_start = np.searchsorted(moments_of_links, first_run.start)
         links_before_end = np.searchsorted(moments_of_links, first_run.end)
-        makes_nodes = links_before_end > links_before_start
-        if not makes_nodes:
+        creates_nodes = links_before_end > links_before_start
+        if not creates_nodes:
             yield from later_runs
 
 
 def _host_ns(stretches: Sequence[_Stretch]) -> list[float]:
-    """Return how long each of ``stretches`` is."""
+    """Return the duration of each of ``stretches`` on the host."""
     return [float(stretch.end - stretch.start) for stretch in stretches]
 
 

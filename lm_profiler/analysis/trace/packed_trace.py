@@ -1,4 +1,7 @@
-"""Keeps what counts of a trace's events, in some fifty bytes each. Times are integers of nanoseconds."""
+"""Keeps the relevant fields of a trace's events in arrays, about 50 bytes per event.
+
+Times are integers of nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,19 @@ from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE
 
 Rows = NDArray[np.int64]
 
-COMPILED_GRAPH = "CompiledFxGraph"  # the name of torch.compile's graphs here; the profiler puts a digest after it
+# Graphs of torch.compile get this name; the profiler's name also has a digest, which differs between graphs.
+COMPILED_GRAPH = "CompiledFxGraph"
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 
-# beginnings of the ranges of collectives that run on the host; those of a device are kernels
+# beginnings of the names of collectives on the host; collectives on a device are kernels
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
 
-# autograd's range around a node of the graph that it runs, and the fields that tell which node it is
+# the name of autograd's range around the run of a node of the graph, and the fields that identify the node
 _NODE_RUN = "autograd::engine::evaluate_function"
 _NODE_FIELDS = ("Fwd thread id", "Sequence number")
 _NODE_NUMBERS = re.compile(r'"(Fwd thread id|Sequence number)": (\d+)')
 
-# the range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)
+# the range in which FSDP2 gathers the parameters of a module (``FSDPParamGroup.unshard``); the root has no name in it
 _GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
 
 _KEPT_CATEGORIES = frozenset({"cpu_op", "user_annotation", "fwdbwd"})
@@ -64,8 +68,8 @@ START, LENGTH, THREAD, KIND, VALUE, REST = range(6)
 OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
-NONE = -1  # the number of what is unknown, or is not there
-# In nanoseconds the distance of any two moments fits into 64 bits: until the year 2096, and eleven days for an event.
+NONE = -1  # stands for a number that is unknown or missing
+# Later events (after the year 2096) and longer ones (11 days) are damaged. All differences then fit into 64 bits.
 _LATEST_US, _LONGEST_US = 4e15, 1e12
 
 
@@ -82,16 +86,18 @@ class DeviceRow(NamedTuple):
 
     start: int
     length: int
-    name: int  # its number
-    correlation: int  # the number that its launch has too
+    name: int  # the number of its name
+    correlation: int  # a number that it shares with its launch
 
 
 class Inputs(NamedTuple):
-    """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes."""
+    """The inputs of an operator, one entry per argument, as the profiler writes them if it records shapes."""
 
-    dims: Sequence[Any]  # of a list of tensors a list
+    dims: Sequence[Any]  # the sizes of a tensor; for a list of tensors, a list of them
     types: Sequence[str]
-    values: Sequence[str]  # of attention alone, where they show whether it is causal
+    values: Sequence[
+        str
+    ]  # only kept for attention, where they show whether it is causal
 
 
 class DamagedEvent(ValueError):
@@ -99,14 +105,19 @@ class DamagedEvent(ValueError):
 
 
 class PackedTrace:
-    """The part of ``events`` that counts; they may come in any order.
+    """The relevant part of a trace's events.
 
-    Damaged events are left out, and ``damaged_events`` counts them by their damage. ``names`` and ``inputs`` are by
-    their number: NONE is -1, the number of the last of each, which is None. In a trace of ``any_program`` only marked
-    ranges are the instruments': those of version 0.2, which had no mark, could be the program's own.
+    Names and inputs of operators are stored once and referred to by their number, the index in ``names`` and
+    ``inputs``. The last entry of each is None, so that NONE (-1) refers to it. Damaged events are left out;
+    ``damaged_events`` counts them by the kind of damage.
+
+    Args:
+        events: the events of the trace, in any order.
+        any_program: whether the trace may be of a program without this profiler. Then only marked ranges belong to its
+            instruments. (Version 0.2 did not mark them, and such ranges could be the program's own.)
 
     Raises:
-        SeveralProcesses: the trace holds the work of several processes, which it names with their devices.
+        SeveralProcesses: the trace has the work of several processes; the error names them and their devices.
     """
 
     def __init__(self, events: Iterable[Event], any_program: bool = False) -> None:
@@ -128,9 +139,10 @@ class PackedTrace:
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
         self.gathers = packing.gathers
-        # Passes of modules on inputs that they had before, by the module. They may be nested.
+        # repeated passes of modules on the same inputs, named by the module; they may be nested
         self.repeated_passes = sorted(packing.repeated_passes)
-        # The runs of autograd's nodes, by the node. An operator in forward makes one, which usually runs once.
+        # The runs of nodes of autograd's graph, named by the node. Each operator of forward creates a node, which
+        # usually runs once.
         self.node_runs = sorted(packing.node_runs)
         self._host_rows, self._device_rows = host_rows, device_rows
         self.threads = list(packing.threads)  # process and thread, by their number
@@ -149,7 +161,7 @@ class PackedTrace:
         if time_between_steps:
             self.remove_stretches(time_between_steps)
         if self.phases:
-            # torch's last step may be what came after the run's: no phase is in it
+            # A step without phases is not one of the run: torch's profiler may add one after the last.
             phase_starts = [phase.start for phase in self.phases]
             self.steps = [
                 step for step in self.steps if _begins_within(phase_starts, step)
@@ -157,9 +169,9 @@ class PackedTrace:
         self.has_device = len(self._device_rows) > 0
 
     def _name_modules(self, is_marked: bool) -> None:
-        """Name modules by path and class, and leave out ranges of the program's own that only look like modules'.
+        """Name modules by path and class, and drop ranges of the program itself that only look like modules.
 
-        Where the instruments named none, the modules are those of the profiler's own events.
+        If the instruments named no modules, the modules of the profiler's own events are used.
         """
         value = self._host_rows[:, VALUE]
         is_module = self._host_rows[:, KIND] == MODULE
@@ -185,7 +197,7 @@ class PackedTrace:
             self._nest_module_events()
 
     def _nest_module_events(self) -> None:
-        """Name the profiler's own events of modules by their place in the nesting, which stands in no event."""
+        """Name the modules of the profiler's own events by how they are nested, since the events do not state it."""
         rows = self.host_rows()
         is_module = rows[:, KIND] == MODULE
         modules = rows[is_module]
@@ -203,52 +215,50 @@ class PackedTrace:
         self._host_rows = rows
 
     def remove_stretches(self, stretches: Sequence[tuple[int, int]]) -> None:
-        """Remove what began in ``stretches`` of time, a validation for example, and move later events forward by them.
+        """Remove ``stretches`` of time, such as a validation, and the events that began in them.
 
-        A stretch is a begin and an end; they come by their start, and do not overlap.
+        Later events are moved to earlier times, as if the stretches had not existed. Each stretch is a begin and an
+        end; they are ordered and do not overlap.
         """
-        gaps = [(0, 0), *stretches]
-        starts, ends = np.array(gaps).T
+        # an empty stretch at 0, so that each time has a last stretch before it
+        starts, ends = np.array([(0, 0), *stretches]).T
         removed_ns = np.cumsum(ends - starts)
 
         def moved(times: Any) -> Any:
-            """Return ``times``, less the stretches before them; a time within a stretch becomes its begin."""
-            last_gap = np.searchsorted(starts, times, side="right") - 1
-            return np.maximum(times, ends[last_gap]) - removed_ns[last_gap]
+            """Return ``times`` minus the stretches before them; a time within a stretch becomes the stretch's begin."""
+            last_stretch = np.searchsorted(starts, times, side="right") - 1
+            return np.maximum(times, ends[last_stretch]) - removed_ns[last_stretch]
 
         def moved_rows(rows: Rows) -> Rows:
-            """Return ``rows``, of the host or of the device, without those that began in a stretch, moved forward."""
+            """Return moved ``rows`` of the host or of the device, without those that began in a stretch."""
             row_starts = rows[:, START]
-            last_gap = np.searchsorted(starts, row_starts, side="right") - 1
-            rows = rows[row_starts >= ends[last_gap]]
+            last_stretch = np.searchsorted(starts, row_starts, side="right") - 1
+            rows = rows[row_starts >= ends[last_stretch]]
             row_ends = rows[:, START] + rows[:, LENGTH]
             begin = moved(rows[:, START])
             end = moved(row_ends)
-            return np.column_stack((begin, end - begin, rows[:, 2:]))
+            other_columns = rows[:, LENGTH + 1 :]
+            return np.column_stack((begin, end - begin, other_columns))
 
         def moved_ranges(ranges: Sequence[Range]) -> list[Range]:
+            """Return moved ``ranges``, without those that are empty now."""
             shifted = [
                 Range(int(moved(old.start)), int(moved(old.end)), old.name)
                 for old in ranges
             ]
             return [new for new in shifted if new.end > new.start]
 
-        self.steps, self.phases = moved_ranges(self.steps), moved_ranges(self.phases)
-        self.collectives, self.gathers = (
-            moved_ranges(self.collectives),
-            moved_ranges(self.gathers),
-        )
-        self.repeated_passes, self.node_runs = (
-            moved_ranges(self.repeated_passes),
-            moved_ranges(self.node_runs),
-        )
-        self._host_rows, self._device_rows = (
-            moved_rows(self._host_rows),
-            moved_rows(self._device_rows),
-        )
+        self.steps = moved_ranges(self.steps)
+        self.phases = moved_ranges(self.phases)
+        self.collectives = moved_ranges(self.collectives)
+        self.gathers = moved_ranges(self.gathers)
+        self.repeated_passes = moved_ranges(self.repeated_passes)
+        self.node_runs = moved_ranges(self.node_runs)
+        self._host_rows = moved_rows(self._host_rows)
+        self._device_rows = moved_rows(self._device_rows)
 
     def extent(self) -> tuple[int, int]:
-        """Return when the first event that counts began and the last one ended; ValueError: there is none."""
+        """Return when the first event began and when the last one ended; ValueError if there are no events."""
         spans = np.vstack((self._host_rows[:, :2], self._device_rows[:, :2]))
         if len(spans) == 0:
             raise ValueError("it has neither operators nor kernels")
@@ -257,7 +267,7 @@ class PackedTrace:
         return int(starts.min()), int(ends.max())
 
     def operators_named(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return start, end and name's number of the operators whose names have ``numbers``, in no order."""
+        """Return [start, end, number of the name] of the operators whose names have these ``numbers``, unordered."""
         start, length, _, kind, value, _ = self._host_rows.T
         is_wanted = (kind == OPERATOR) & np.isin(value, numbers)
         spans = np.column_stack((start, start + length, value))
@@ -265,11 +275,11 @@ class PackedTrace:
         return wanted_spans
 
     def device_done_after(self, moments: Sequence[int]) -> list[int]:
-        """Return for each of the ``moments``, which are sorted, when all that was launched before it was done."""
+        """Return for each of the sorted ``moments`` when the device had finished all work launched before it."""
         is_launch = self._host_rows[:, KIND] == LAUNCH
         launches = self._host_rows[is_launch][:, [START, VALUE]].tolist()
         launched_at = {correlation: start for start, correlation in launches}
-        works = []  # when each was launched, and when it was done
+        works = []  # pairs: when the work was launched, and when it ended
         for start, length, _, correlation in self._device_rows.tolist():
             works.append((launched_at.get(correlation, start), start + length))
         works.sort()
@@ -288,24 +298,24 @@ class PackedTrace:
         return done
 
     def links(self, kind: int) -> Rows:
-        """Return when each link of the ``kind`` is, FORWARD_LINK or BACKWARD_LINK, and its number. ``[links, 2]``"""
+        """Return (links, 2) the moment and the number of each link of a ``kind``: FORWARD_LINK or BACKWARD_LINK."""
         is_wanted = self._host_rows[:, KIND] == kind
         links: Rows = self._host_rows[is_wanted][:, [START, VALUE]]
         return links
 
     def steps_window(self) -> tuple[int, int]:
-        """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
+        """Return when the first step begins and when the last one ends; ValueError if there is no whole step."""
         if not self.steps:
             raise ValueError("the trace has no whole step")
         return self.steps[0].start, max(step.end for step in self.steps)
 
     def device_rows(self) -> Iterator[DeviceRow]:
-        """Yield all that ran on the device, by start."""
+        """Yield everything that ran on the device, ordered by start."""
         order = np.argsort(self._device_rows[:, START], kind="stable")
         return map(DeviceRow._make, self._device_rows[order].tolist())
 
     def host_rows(self) -> Rows:
-        """Return start, length, thread, kind, value and rest of the host's events, by start. ``[events, 6]``
+        """Return (events, 6) start, length, thread, kind, value and rest of the host's events, ordered by start.
 
         | kind | value | rest |
         | --- | --- | --- |
@@ -315,13 +325,17 @@ class PackedTrace:
         | LAUNCH | its correlation | the number of its name |
         """
         rows = self._host_rows
-        start, length, kind = rows[:, START], rows[:, LENGTH], rows[:, KIND]
-        # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
-        return rows[np.lexsort((-length, np.maximum(kind, MODULE), start))]
+        # Of events that start at the same moment, ranges (operators and modules) come before links and launches, and a
+        # longer range comes before the ranges within it.
+        is_range_first = np.maximum(rows[:, KIND], MODULE)
+        is_longest_first = -rows[:, LENGTH]
+        # lexsort sorts by the last key first
+        order = np.lexsort((is_longest_first, is_range_first, rows[:, START]))
+        return rows[order]
 
 
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
-    """Return when which phase of the instruments ran, by the start, with the phases' names."""
+    """Return the phases of the instruments among ``ranges``, with the phases' names, ordered by start."""
     phases = []
     for annotation in ranges:
         phase = phase_in(annotation.name, is_marked)
@@ -331,9 +345,11 @@ def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
 
 
 def innermost(ranges: Iterable[Range]) -> list[Range]:
-    """Return the pieces of ``ranges`` in which no other one runs: the time belongs to the innermost range."""
+    """Cut nested ``ranges`` into pieces that do not overlap; each piece has the name of the innermost range there."""
     pieces: list[Range] = []
-    open_ranges: list[Range] = []
+    open_ranges: list[
+        Range
+    ] = []  # the ranges that contain the present moment, the outermost first
     reached = 0  # the moment up to which the pieces are complete
 
     def add_piece(end: int, name: str) -> None:
@@ -361,7 +377,7 @@ def _outer_first(started: Range) -> tuple[int, int]:
 
 
 def _begins_within(starts: Sequence[int], step: Range) -> bool:
-    """Return whether any of ``starts``, which are sorted, lies in ``step``."""
+    """Return whether any of the sorted ``starts`` is within ``step``."""
     return bisect_left(starts, step.start) < bisect_left(starts, step.end)
 
 
@@ -372,7 +388,7 @@ def _numbering() -> defaultdict[Any, int]:
 
 @dataclass
 class _Packing:
-    """Columns of numbers that grow with each event."""
+    """Collects the relevant fields of events, most of them in growing arrays."""
 
     steps: list[Range] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)  # those that may be phases
@@ -381,12 +397,13 @@ class _Packing:
     repeated_passes: list[Range] = field(default_factory=list)
     node_runs: list[Range] = field(default_factory=list)
     process_counts: ProcessCounts = field(default_factory=ProcessCounts)
-    devices: set[str] = field(default_factory=set)  # by their number
-    # of collectives, by start and correlation
+    devices: set[str] = field(default_factory=set)  # the numbers of devices
+    # The next three are by start and correlation of a row of the device:
+    # the process groups of collectives
     groups: dict[tuple[int, int], str] = field(default_factory=dict)
-    # of collectives, the profiler's own names
+    # the profiler's own names of collectives
     collective_names: dict[tuple[int, int], str] = field(default_factory=dict)
-    # of copies, by start and correlation
+    # the bytes of copies
     copied_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
     damaged_events: Counter[str] = field(default_factory=Counter)
@@ -408,7 +425,7 @@ class _Packing:
     _device_track: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, event: Event) -> None:
-        """Keep what counts of ``event``; of a damaged one count the damage."""
+        """Keep the relevant fields of ``event``; if it is damaged, count the damage."""
         if isinstance(event, OperatorEvents):
             self._add_operators(event)
             return
@@ -420,7 +437,7 @@ class _Packing:
             self.damaged_events[str(damage)] += 1
 
     def processes(self, host_rows: Rows, device_rows: Rows) -> list[TraceProcess]:
-        """Return the processes whose work the rows are; their devices only if there are several."""
+        """Return the processes that did the work in the rows; with their devices only if there are several."""
         process_of_thread = [process for process, _ in self.threads]
         is_operator = host_rows[:, KIND] == OPERATOR
         threads, counts = np.unique(host_rows[is_operator, THREAD], return_counts=True)
@@ -444,7 +461,7 @@ class _Packing:
         return self.process_counts.with_devices(names, launches, work)
 
     def host_rows(self) -> Rows:
-        """Return the rows of the host's events, in the order of reading. ``[events, 6]``"""
+        """Return (events, 6) the rows of the host's events, in the order in which they were read."""
         start, length, caller, inputs = np.hstack(
             [np.empty((4, 0), np.int64), *self._operators]
         )
@@ -458,11 +475,11 @@ class _Packing:
         return np.vstack((np.asarray(self._host).reshape(-1, 6), operators))
 
     def device_rows(self) -> Rows:
-        """Return the rows of what ran on the device, in the order of reading. ``[events, 4]``"""
+        """Return (events, 4) the rows of what ran on the device, in the order in which they were read."""
         return np.asarray(self._device).reshape(-1, 4)
 
     def _add_operators(self, events: OperatorEvents) -> None:
-        """Add operators as they stand in the file: what was decoded once is known by its text."""
+        """Add operators by the text that the file has for them; a text that occurred before is not decoded again."""
         input_texts = [text.partition('"Input ')[2] for text in events.arguments]
         for input_text, argument_text in zip(
             input_texts, events.arguments, strict=True
@@ -486,13 +503,13 @@ class _Packing:
                 self._add_node_run(start, start + int(lengths_ns[index]), numbers)
 
     def _add_node_run(self, start: int, end: int, arguments: Mapping[str, Any]) -> None:
-        """Keep when a node of the graph ran, unless it is one that every backward pass runs, without numbers."""
+        """Keep the run of a node of the graph. Nodes without numbers, which all backward passes share, are ignored."""
         numbers = [str(arguments.get(name)) for name in _NODE_FIELDS]
         if all(number.isdecimal() for number in numbers):
             self.node_runs.append(Range(start, end, " ".join(numbers)))
 
     def _add_decoded(self, event: Mapping[str, Any]) -> None:
-        """Keep what counts of one event; an event of another category is ignored."""
+        """Keep the relevant fields of an event; events of other categories are ignored."""
         category = event.get("cat")
         if not isinstance(category, str):  # null in some
             return
@@ -531,7 +548,7 @@ class _Packing:
     def _add_on_device(
         self, event: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> None:
-        """Add the row of a kernel, copy or memset, and what the profiler writes about it."""
+        """Add the row of a kernel, copy or memset, and its group, collective or bytes if the profiler has them."""
         start, length = span_of(event)
         correlation = _number_in(arguments.get("correlation"))
         self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
@@ -552,7 +569,7 @@ class _Packing:
             self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
-        """Keep a range as what its name makes it: a module, a step, a collective, or a phase."""
+        """Keep a range as a module, a step, a collective, or a phase, depending on its name."""
         name = _name_of(event)
         if is_marked_range(name):
             self.has_marks = True
@@ -585,7 +602,7 @@ class _Packing:
             self.ranges.append(annotation)
 
     def _inputs_number(self, arguments: Mapping[str, Any], is_attention: bool) -> int:
-        """Return the number of what an operator was given; equal inputs are kept once."""
+        """Return the number of an operator's inputs; equal inputs are stored once."""
         dims, types = arguments.get("Input Dims"), arguments.get("Input type")
         values = arguments.get("Concrete Inputs") if is_attention else None
         if not isinstance(dims, list):
@@ -632,8 +649,9 @@ def is_on_device(event: Mapping[str, Any]) -> bool:
 
 
 def nanoseconds(texts: Sequence[str]) -> Rows:
-    """Return times in microseconds with three decimals as nanoseconds: without their points they are."""
-    return np.fromstring(",".join(texts).replace(".", ""), np.int64, sep=",")
+    """Return times in microseconds, written with exactly three decimals, as integers of nanoseconds."""
+    without_points = ",".join(texts).replace(".", "")
+    return np.fromstring(without_points, np.int64, sep=",")
 
 
 def _list_or_empty(field_of_inputs: object) -> Sequence[Any]:
@@ -648,20 +666,21 @@ def _name_of(event: Mapping[str, Any]) -> str:
 
 
 def span_of(event: Mapping[str, Any]) -> tuple[int, int]:
-    """Return start and length."""
+    """Return the start and the length of an event in nanoseconds."""
     return start_of(event), _length_of(event)
 
 
 def start_of(event: Mapping[str, Any]) -> int:
+    """Return the start of an event in nanoseconds; raise DamagedEvent if it is missing or impossible."""
     start_us = _time_in(event, "ts", _LATEST_US)
     if start_us is None:
         raise DamagedEvent("without a start")
-    # A start times 1,000 may have more digits than a float.
+    # A float has too few digits for the product of the start and 1,000.
     return int(start_us) * 1000 + round(start_us % 1 * 1e3)
 
 
 def _length_of(event: Mapping[str, Any]) -> int:
-    """Return how long an event took, in nanoseconds; raises DamagedEvent if that is impossible."""
+    """Return the duration of an event in nanoseconds; raise DamagedEvent if it is missing or impossible."""
     length_us = _time_in(event, "dur", _LONGEST_US)
     if length_us is None:
         raise DamagedEvent("without a duration")
@@ -673,7 +692,7 @@ def _length_of(event: Mapping[str, Any]) -> int:
 def _time_in(
     event: Mapping[str, Any], field_name: str, limit_us: float
 ) -> float | None:
-    """Return a time of ``event`` in microseconds; None if it has none, or none within ``limit_us``."""
+    """Return a time of ``event`` in microseconds; None if it is missing, or not below ``limit_us``."""
     microseconds = event.get(field_name)
     if not isinstance(microseconds, (int, float)) or isinstance(microseconds, bool):
         return None
@@ -683,9 +702,9 @@ def _time_in(
 
 
 def _number_in(correlation: Any) -> int:
-    """Return a correlation or the number of a link, signed in 64 bits; -1 if it is none. Some tools write text."""
+    """Return a correlation, or the number of a link, as a signed integer of 64 bits; NONE if it is not a number."""
     if isinstance(correlation, str) and correlation.isdecimal():
-        correlation = int(correlation)
+        correlation = int(correlation)  # some tools write it as text
     if (
         not isinstance(correlation, int)
         or isinstance(correlation, bool)

@@ -1,4 +1,4 @@
-"""The pieces of work in traced steps, from one walk over the trace; the time that they cover together, and the gaps.
+"""Extracts the pieces of work (kernels, or operators of the CPU) of traced steps, and divides the time among them.
 
 Times are integers of nanoseconds.
 """
@@ -26,10 +26,10 @@ from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 Times = NDArray[np.int64]
 
 
-# What a device's time is used for. ``dispatch``, on the CPU alone: an operator that only calls others.
+# What time is used for. ``dispatch`` occurs only on the CPU: operators that only call others.
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
 
-# of what runs at the same time, the piece of the lowest rank has the time
+# If several pieces run at the same time, the time belongs to the piece with the lowest rank.
 _RANKS: dict[Use, int] = {
     "products": 0,
     "memory": 1,
@@ -37,7 +37,7 @@ _RANKS: dict[Use, int] = {
     "input": 4,
     "dispatch": 5,
 }
-# what is known by name goes first, for a compiled region may hold it
+# Pieces of unknown kind, such as compiled regions, come after those of known kinds, which may be within them.
 _RANK_OF_UNKNOWN_MEMORY = 2
 
 # operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs
@@ -50,41 +50,48 @@ _CALLS_ONLY = re.compile(
 )
 
 
-# An operator that calls others works itself, too, if it has so much time, and so much of it, apart from theirs.
+# An operator that calls others also counts as working itself if its own time, without theirs, is at least this long and
+# this share of its duration.
 _LEAST_OWN_NS = 100_000
-_LEAST_OWN_SHARE = 0.5  # of the duration of the operator
+_LEAST_OWN_SHARE = 0.5
 
 
 class Piece(NamedTuple):
-    """One kernel, or one call of an operator where the device is the CPU. None means unknown, or none."""
+    """One kernel, or if the device is the CPU, one call of an operator. None means unknown, or none."""
 
     start: int
     end: int
-    launched_at: int  # when the host had launched it; on the CPU, when it started
+    launched_at: (
+        int  # when the host had finished launching it; on the CPU, when it started
+    )
     use: Use
     kind: Kind
     name: str
     operator: str | None
     module: str | None  # path and class of the module, as ``PackedTrace`` names it
     phase: str
-    call_number: int  # the same for all kernels that one call of ``operator`` launched; negative if that is unknown
-    inputs: Inputs | None
-    own_ns: int = 0  # its length without that of the operators that it calls
+    call_number: (
+        int  # identifies the call of ``operator`` that launched it; negative if unknown
+    )
+    inputs: Inputs | None  # the inputs of ``operator``
+    own_ns: int = 0  # its duration without that of the operators that it calls
     caller: str | None = None  # the operator that called it, or launched it
-    is_overload: bool = False  # a call of an operator by itself, another overload, which is no further call
-    # the process group of a collective, where the profiler writes it
+    is_overload: bool = False  # whether the operator called itself (another overload), which is not counted as a call
+    # the process group of a collective, if the profiler recorded it
     group: str | None = None
     collective: str | None = None  # the profiler's own name of a collective
-    copied_bytes: int | None = None  # of a copy or a memset
+    copied_bytes: int | None = None  # by a copy or a memset
 
 
 @dataclass(frozen=True)
 class TracedWork:
-    """The work that the host launched between ``begin`` and ``end``: the whole traced steps."""
+    """The work that the host launched in the traced steps, which last from ``begin`` to ``end``."""
 
     packed: PackedTrace
     pieces: list[Piece]
-    launches: list[DriverCall]  # all calls of the driver; none if the device is the CPU
+    launches: list[
+        DriverCall
+    ]  # all calls of the device's driver; empty if the device is the CPU
     begin: int
     end: int
 
@@ -94,7 +101,7 @@ class TracedWork:
 
     @cached_property
     def done(self) -> int:
-        """When the last piece was over: the device may still run after ``end`` what the last step launched."""
+        """When the last piece ended, which may be after ``end``: the device runs behind the host."""
         if not self.on_device:
             return self.end
         return max([self.end, *(piece.end for piece in self.pieces)])
@@ -104,41 +111,37 @@ class TracedWork:
         return [phase.start for phase in self.packed.phases]
 
     def split_by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
-        """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
-        outside_ns, phases = end - begin, self.packed.phases
+        """Divide a stretch of time among the phases: yield each phase, and NO_PHASE, with its nanoseconds."""
+        phases = self.packed.phases
+        outside_ns = end - begin
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
+        # not a slice, which would copy all later phases for each of many stretches
         for index in range(first, len(phases)):
-            # a slice would copy all later phases for each of many gaps
-            start, stop, name = phases[index]
-            if start >= end:
+            phase = phases[index]
+            if phase.start >= end:
                 break
-            inside_ns = min(end, stop) - max(begin, start)
+            inside_ns = min(end, phase.end) - max(begin, phase.start)
             if inside_ns > 0:
                 outside_ns -= inside_ns
-                yield name, inside_ns
+                yield phase.name, inside_ns
         if outside_ns > 0:
             yield NO_PHASE, outside_ns
 
 
 def traced_work(packed: PackedTrace) -> TracedWork:
-    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
+    """Return the work of the trace's steps: its kernels, or if it has none, the operators of the CPU."""
     begin, end = packed.steps_window()
     calls, launches = walk(packed)
     if packed.has_device:
-        return TracedWork(
-            packed, list(_kernels(packed, launches, begin, end)), launches, begin, end
-        )
-    return TracedWork(
-        packed,
-        pieces=list(_operators(packed, calls, begin, end)),
-        launches=[],
-        begin=begin,
-        end=end,
-    )
+        pieces = list(_kernels(packed, launches, begin, end))
+    else:
+        pieces = list(_operators(packed, calls, begin, end))
+        launches = []
+    return TracedWork(packed, pieces, launches, begin, end)
 
 
 def read_traced_work(path: Path) -> TracedWork | None:
-    """Return what ran in the steps of the trace in ``path``; None if there is none, or none with a whole step."""
+    """Return the work of the trace in ``path``; None if the file does not exist, or has no whole step."""
     if not path.exists():
         return None
     packed = PackedTrace(trace_events(path))
@@ -150,10 +153,10 @@ def read_traced_work(path: Path) -> TracedWork | None:
 def _kernels(
     packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int
 ) -> Iterator[Piece]:
-    """Yield the kernels launched between ``begin`` and ``end``, by their start.
+    """Yield the kernels launched between ``begin`` and ``end``, ordered by start.
 
-    ``calls`` launched them; a kernel and its launch have the same correlation. All kernels of a replayed CUDA graph
-    have that of its one launch.
+    A kernel has the correlation number of the driver call, among ``calls``, that launched it. All kernels of a replayed
+    CUDA graph have that of its single launch.
     """
     launch_by_correlation = {call.correlation: call for call in calls}
     kernels = list(packed.device_rows())
@@ -161,7 +164,7 @@ def _kernels(
     for kernel in kernels:
         launch = launch_by_correlation.get(kernel.correlation)
         if launch is None:
-            # the trace has no launch of it: assume that it was launched when it started
+            # its launch is not in the trace: assume that it was launched when it started
             launch = DriverCall(
                 start=kernel.start,
                 length=0,
@@ -175,7 +178,7 @@ def _kernels(
         launches.append(launch)
     phases = phases_at(packed.phases, [launch.start for launch in launches])
 
-    # NONE is -1, the number of the last name and of the last inputs, which are None.
+    # (NONE is -1, the index of the last entry of ``names`` and of ``inputs``, which is None.)
     for kernel, launch, phase in zip(kernels, launches, phases, strict=True):
         is_launched_in_steps = begin <= launch.start <= end
         if not is_launched_in_steps:
@@ -207,11 +210,11 @@ def _kernels(
 def _operators(
     packed: PackedTrace, calls: OperatorCalls, begin: int, end: int
 ) -> Iterator[Piece]:
-    """Yield the operators that were called while the steps lasted, in the order in which they end."""
-    is_wanted = (begin <= calls.start) & (calls.start <= end)
-    calls = OperatorCalls(*(column[is_wanted] for column in calls))
+    """Yield the operators called between ``begin`` and ``end``, ordered by end."""
+    is_in_steps = (begin <= calls.start) & (calls.start <= end)
+    calls = OperatorCalls(*(column[is_in_steps] for column in calls))
     phases = phases_at(packed.phases, calls.start)
-    # thousands: as Python's own numbers
+    # lists, because Python iterates faster over them than over arrays
     rows = zip(*(column.tolist() for column in calls), phases, strict=True)
     for (
         start,
@@ -247,13 +250,13 @@ def _operators(
 
 
 def _works_itself(own: int, length: int) -> bool:
-    """Return whether an operator does most of its work itself, as ``linalg_eigh`` does, besides calling others."""
+    """Return whether an operator that calls others, such as ``linalg_eigh``, does most of the work itself."""
     return own >= _LEAST_OWN_NS and own >= _LEAST_OWN_SHARE * length
 
 
 @lru_cache(maxsize=4096)
 def _work_of_operator(name: str, calls_others: bool, phase: str) -> tuple[Kind, Use]:
-    """Return what the operator ``name`` does in ``phase``, and what its time is used for."""
+    """Return the kind of the operator ``name``, and what its time in ``phase`` is used for."""
     kind = operator_kind(name)
     is_composite = name.startswith("aten::") and calls_others
     if kind == "other" and (is_composite or _CALLS_ONLY.match(name) is not None):
@@ -262,7 +265,7 @@ def _work_of_operator(name: str, calls_others: bool, phase: str) -> tuple[Kind, 
 
 
 def _use_of(kind: Kind, phase: str) -> Use:
-    """Return what a device's time in a kernel of this ``kind`` is used for."""
+    """Return what the time of a kernel of this ``kind`` in ``phase`` is used for."""
     if phase in INPUT_PHASES or kind == "host_copies":
         return "input"
     if kind in ("matmul", "attention"):
@@ -273,39 +276,50 @@ def _use_of(kind: Kind, phase: str) -> Use:
 
 
 def rank_of(piece: Piece) -> int:
-    """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
+    """Return the rank of a piece: of pieces that run at the same time, the one with the lowest rank gets the time."""
     if piece.use == "memory" and piece.kind in ("waiting", "other"):
         return _RANK_OF_UNKNOWN_MEMORY
     return _RANKS[piece.use]
 
 
 def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[str]:
-    """Return the name of the phase in which each of the ``moments`` is, NO_PHASE for none.
+    """Return the name of the phase at each of the ``moments``; NO_PHASE if there is none.
 
-    ``phases`` come by their start and do not overlap.
+    ``phases`` are ordered by start and do not overlap.
     """
-    names = [NO_PHASE, *(phase.name for phase in phases)]
-    starts = np.array([0, *(phase.start for phase in phases)])
-    ends = np.array([0, *(phase.end for phase in phases)])
-    latest = np.searchsorted(starts, moments, side="right") - 1
-    is_inside = np.asarray(moments) < ends[latest]
-    return [names[number] for number in np.where(is_inside, latest, 0).tolist()]
+    # index 0 stands for no phase
+    names = [NO_PHASE]
+    starts = [0]
+    ends = [0]
+    for phase in phases:
+        names.append(phase.name)
+        starts.append(phase.start)
+        ends.append(phase.end)
+    last_begun = np.searchsorted(np.array(starts), moments, side="right") - 1
+    is_inside = np.asarray(moments) < np.array(ends)[last_begun]
+    phase_at_moment = np.where(is_inside, last_begun, 0)
+    return [names[index] for index in phase_at_moment.tolist()]
 
 
 def union_of_intervals(
     starts: Sequence[int], ends: Sequence[int], begin: int, end: int
 ) -> tuple[Times, Times]:
-    """Return the union of the intervals between ``begin`` and ``end``: where each of its parts begins and ends.
+    """Return the union of intervals, clipped to ``begin`` and ``end``, as disjoint intervals ordered by start.
 
-    The parts come by their start, and do not overlap.
+    Returns:
+        the starts, and the ends.
     """
-    order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
-    start = np.clip(np.asarray(starts, dtype=np.int64)[order], begin, end)
-    stop = np.clip(np.asarray(ends, dtype=np.int64)[order], begin, end)
+    all_starts = np.asarray(starts, dtype=np.int64)
+    all_ends = np.asarray(ends, dtype=np.int64)
+    order = np.argsort(all_starts, kind="stable")
+    start = np.clip(all_starts[order], begin, end)
+    stop = np.clip(all_ends[order], begin, end)
+    # the latest end of this interval and all before it: one that starts later begins a new part of the union
     reached = np.maximum.accumulate(stop)
-    is_begin = np.ones(len(order), dtype=bool)
-    is_begin[1:] = start[1:] > reached[:-1]
-    return start[is_begin], reached[np.roll(is_begin, -1)]
+    begins_part = np.ones(len(order), dtype=bool)
+    begins_part[1:] = start[1:] > reached[:-1]
+    ends_part = np.roll(begins_part, -1)
+    return start[begins_part], reached[ends_part]
 
 
 def own_times_ns(
@@ -315,47 +329,61 @@ def own_times_ns(
     begin: int,
     end: int,
 ) -> Times:
-    """Return how much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
+    """Divide the time from ``begin`` to ``end`` among intervals, and return the nanoseconds of each.
 
-    Time that several cover belongs to the one of the lowest rank; among equals, to the one that began first.
+    Time that several intervals cover belongs to the one with the lowest rank, and of equal ranks to the one that began
+    first.
     """
     start = np.clip(np.asarray(starts, dtype=np.int64), begin, end)
     stop = np.clip(np.asarray(ends, dtype=np.int64), begin, end)
     rank = np.asarray(ranks)
     own = np.zeros(len(start), dtype=np.int64)
     order = np.argsort(start, kind="stable")
-    # By rank, the lowest first: each has what neither a lower rank nor an earlier interval of its own covers.
+    # An interval owns what is covered neither by earlier intervals of its rank, nor by any interval of a lower rank.
     for level in np.unique(rank):
         same_rank = order[rank[order] == level]
         reached = np.maximum.accumulate(stop[same_rank])
-        first = start[same_rank].copy()
-        np.maximum(first[1:], reached[:-1], out=first[1:])
-        last = np.maximum(stop[same_rank], first)
+        uncovered_from = start[same_rank].copy()
+        np.maximum(uncovered_from[1:], reached[:-1], out=uncovered_from[1:])
+        uncovered_until = np.maximum(stop[same_rank], uncovered_from)
         is_lower_rank = rank < level
         hidden_ns = covered_ns(
-            start[is_lower_rank], stop[is_lower_rank], first, last, begin, end
+            start[is_lower_rank],
+            stop[is_lower_rank],
+            uncovered_from,
+            uncovered_until,
+            begin,
+            end,
         )
-        own[same_rank] = last - first - hidden_ns
+        own[same_rank] = uncovered_until - uncovered_from - hidden_ns
     return own
 
 
 def covered_ns(
     starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int
 ) -> Times:
-    """Return how many nanoseconds of each stretch any of the intervals covers.
+    """Return how many nanoseconds of each stretch are covered by intervals.
 
-    The intervals have ``starts`` and ``ends``; the stretches go from ``first`` to ``last``.
+    Args:
+        starts: when the intervals start.
+        ends: when they end.
+        first: when the stretches begin.
+        last: when the stretches end.
+        begin: the intervals are clipped to begin here.
+        end: and to end here.
     """
     if len(starts) == 0:
         return np.zeros(len(first), dtype=np.int64)
-    left, right = union_of_intervals(starts, ends, begin, end)  # type: ignore[arg-type]
-    covered_before = np.concatenate(([0], np.cumsum(right - left)))
+    part_starts, part_ends = union_of_intervals(starts, ends, begin, end)  # type: ignore[arg-type]
+    covered_before_part = np.concatenate(([0], np.cumsum(part_ends - part_starts)))
 
     def covered_until(moment: Times) -> Times:
-        intervals_begun = np.searchsorted(left, moment, side="right")
-        latest = intervals_begun - 1
-        in_latest = np.minimum(moment, right[latest]) - left[latest]
-        return np.where(intervals_begun > 0, covered_before[latest] + in_latest, 0)
+        """Return how many nanoseconds before each moment are covered."""
+        parts_begun = np.searchsorted(part_starts, moment, side="right")
+        last_part = parts_begun - 1
+        in_last_part = np.minimum(moment, part_ends[last_part]) - part_starts[last_part]
+        covered = covered_before_part[last_part] + in_last_part
+        return np.where(parts_begun > 0, covered, 0)
 
     return covered_until(last) - covered_until(first)
 
@@ -363,11 +391,11 @@ def covered_ns(
 def gaps_between(
     starts: Sequence[int], ends: Sequence[int], begin: int, end: int
 ) -> tuple[Times, Times]:
-    """Return where nothing runs between ``begin`` and ``end``: from when to when."""
+    """Return the starts and the ends of the gaps between intervals, from ``begin`` to ``end``."""
     if len(starts) == 0:
         return np.array([begin]), np.array([end])
-    left, right = union_of_intervals(starts, ends, begin, end)
-    first = np.concatenate(([begin], right))
-    last = np.concatenate((left, [end]))
-    has_length = last > first
-    return first[has_length], last[has_length]
+    part_starts, part_ends = union_of_intervals(starts, ends, begin, end)
+    gap_starts = np.concatenate(([begin], part_ends))
+    gap_ends = np.concatenate((part_starts, [end]))
+    has_length = gap_ends > gap_starts
+    return gap_starts[has_length], gap_ends[has_length]
