@@ -1,7 +1,7 @@
-"""Reads a trace of any program that torch.profiler wrote: which of its ranges are steps, and which are phases.
+"""Reads a trace that torch.profiler wrote of any program, and finds its steps and phases.
 
-A phase is only what a range names: one of ours, one of the program's own that is called so, or one of torch's own
-(``Optimizer.step#…``, an autograd node). All other time has no phase.
+A phase is a range with a known name: one of our instruments, one of the program itself (such as "forward"), or one of
+torch (``Optimizer.step#…``, an autograd node). All other time has no phase.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lm_profiler.analysis.trace.trace_processes import (
 from lm_profiler.record.parts import PHASES
 from lm_profiler.record.trace_answer import StepSource
 
-# Beginnings of names that torch itself gives, with their phases.
+# beginnings of the names of torch's own ranges, with their phases
 _TORCH_RANGES = {
     "Optimizer.step#": "optimizer",
     "Optimizer.zero_grad#": "zero_grad",
@@ -50,7 +50,7 @@ _TORCH_RANGES = {
     "autograd::engine::evaluate_function: ": "backward",
 }
 
-# Whole names of a program's own ranges, without the signs around them; "phase: forward" is what version 0.2 wrote.
+# names of a program's own ranges, possibly with other signs around them; version 0.2 wrote "phase: forward"
 _OWN_NAMES = re.compile(r"\W*(?:phase: )?(?P<phase>\w+?)(?:[ _](?:pass|step))?\W*")
 _OTHER_WORDS = {
     "fwd": "forward",
@@ -60,23 +60,23 @@ _OTHER_WORDS = {
 }
 
 _NUMBER_AT_END = r"[\s_#:.\[\(-]*\d*[\]\)]*"
-_MOST_NAMES = 5  # ranges that a message names
+_MOST_NAMES = 5  # the most ranges that a message lists
 
 
 @dataclass(frozen=True)
 class AnyTrace:
-    """The work in the steps of a trace, and what the trace records about itself."""
+    """The work in the steps of a trace, and the metadata of the trace."""
 
     path: Path
     work: TracedWork
     step_source: StepSource
-    step_name: str | None  # the name of the range that was requested
-    # as the driver reports it; None if the trace has none, or several kinds
+    step_name: str | None  # the name of the range that the user requested as step
+    # as the driver reports it; None if the trace has no device, or several kinds
     device_name: str | None
     rank: int | None
     world_size: int | None
-    part_words: str | None = None  # what is shown of a trace that is too large
-    # the process that is shown of a file with several, and all of them; None and empty for a file with one
+    part_words: str | None = None  # says which part is shown, if the trace is too large
+    # for a file with several processes: the one that is shown, and all of them
     process: TraceProcess | None = None
     processes: Sequence[TraceProcess] = ()
 
@@ -88,15 +88,18 @@ def read_any_trace(
     process_name: str | None = None,
     report_position: ReportPosition = ignore_position,
 ) -> AnyTrace:
-    """Read the trace in ``path``; with ``step_name``, its steps are the ranges of that name.
+    """Read the trace in ``path``.
 
-    Of a trace with more than ``most_events`` only the first steps are read. Of a file with the work of several
-    processes one is read: that called ``process_name``, else the one with steps and the most work. A large file is
-    read several times; ``report_position`` gets how far each reading is.
+    Args:
+        path: the file. If it is large, it is read several times.
+        step_name: the name of the ranges that are its steps; None for the profiler's own steps.
+        most_events: of a trace with more events, only the first steps are read.
+        process_name: the process to read of a file with several; None for the one with steps and the most work.
+        report_position: is called with the number of bytes read so far, in each reading.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no whole trace, has no such range or process, or nothing ran in its steps.
+        ValueError: it is not a whole trace, has no such range or process, or nothing ran in its steps.
     """
     is_step = _step_names(step_name)
     metadata: dict[str, Any] = {}
@@ -141,7 +144,7 @@ def read_any_trace(
         raise ValueError("nothing ran in its steps")
 
     distributed = metadata.get("distributedInfo")
-    # in a file of several processes it is that of only one of them
+    # in a file of several processes this is about only one of them
     if not isinstance(distributed, dict) or process is not None:
         distributed = {}
     return AnyTrace(
@@ -159,9 +162,9 @@ def read_any_trace(
 
 
 def processes_in(path: Path, most_events: int = MOST_EVENTS) -> Sequence[TraceProcess]:
-    """Return the processes whose work ``path`` holds, if they are several; none for a trace of one process.
+    """Return the processes whose work is in ``path``; empty for a trace of a single process.
 
-    Raises as ``read_any_trace``.
+    Raises the same errors as ``read_any_trace``.
     """
     try:
         _read_packed(path, _step_names(None), {}, most_events)
@@ -187,9 +190,10 @@ def _read_packed(
     process: TraceProcess | None = None,
     report_position: ReportPosition = ignore_position,
 ) -> tuple[PackedTrace, TracePart | None]:
-    """Return the trace, or that part of it which fits, and which part that is; only of ``process`` if it is given.
+    """Return the trace, or if it is too large its first steps, and a description of that part (None: all).
 
-    ``metadata`` gets the fields of the file beside its events.
+    If ``process`` is given, only its events are read. The fields of the file beside its events are put into
+    ``metadata``.
     """
     try:
         all_events = _events_in_file(path, metadata, process, report_position)
@@ -209,7 +213,7 @@ def _events_in_file(
     process: TraceProcess | None,
     report_position: ReportPosition,
 ) -> Iterator[Event]:
-    """Yield the events in ``path``, of ``process`` alone if it is given."""
+    """Yield the events in ``path``; if ``process`` is given, only its events."""
     events = trace_events(path, metadata, report_position)
     if process is None:
         return events
@@ -225,7 +229,10 @@ def _check_process(packed: PackedTrace, process_name: str) -> None:
 
 
 def _step_names(step_name: str | None) -> Callable[[str], bool]:
-    """Return whether a range is a step, by its name: that of the profiler, or ``step_name`` and perhaps a number."""
+    """Return a function that tells from a range's name whether it is a step.
+
+    Names of steps are those of the profiler, or ``step_name``, possibly with a number.
+    """
     if step_name is None:
         return lambda name: name.startswith(STEP_PREFIX)
     pattern = re.compile(re.escape(step_name) + _NUMBER_AT_END)
@@ -235,7 +242,7 @@ def _step_names(step_name: str | None) -> Callable[[str], bool]:
 def _steps_named(
     packed: PackedTrace, is_step: Callable[[str], bool], step_name: str
 ) -> list[Range]:
-    """Return the ranges that are steps; of those within each other, the outermost."""
+    """Return the ranges that are steps; of nested ones only the outermost."""
     ranges = [*packed.ranges, *packed.steps]
     steps = outermost(annotation for annotation in ranges if is_step(annotation.name))
     if not steps:
@@ -244,7 +251,7 @@ def _steps_named(
 
 
 def _time_between(packed: PackedTrace) -> list[tuple[int, int]]:
-    """Return the stretches between the steps, as far as the device has nothing left to do of the step before."""
+    """Return the stretches between the steps, from when the device has finished a step to when the next one begins."""
     done = packed.device_done_after([step.end for step in packed.steps])
     stretches = []
     for step_done, following in zip(done, packed.steps[1:], strict=False):
@@ -254,7 +261,7 @@ def _time_between(packed: PackedTrace) -> list[tuple[int, int]]:
 
 
 def _names_of(ranges: Iterable[Range]) -> str:
-    """Return the most frequent names of ranges, to choose from."""
+    """Return the end of a message that lists the most frequent names of ranges."""
     counts = Counter(annotation.name for annotation in ranges)
     names = [repr(name) for name, _ in counts.most_common(_MOST_NAMES)]
     if not names:
@@ -265,7 +272,7 @@ def _names_of(ranges: Iterable[Range]) -> str:
 
 
 def named_phases(packed: PackedTrace) -> list[Range]:
-    """Return the stretches of time whose phase a range names, by their start; the innermost range counts."""
+    """Return the stretches of time in ranges with the name of a phase, ordered by start; the innermost range counts."""
     ranges = []
     for annotation in packed.ranges:
         phase = phase_named(annotation.name)
@@ -283,7 +290,7 @@ def named_phases(packed: PackedTrace) -> list[Range]:
 
 
 def phase_named(range_name: str) -> str | None:
-    """Return the phase that a range of any program names; None if it names none.
+    """Return the phase of a range of any program, by its name; None if it is not one of a phase.
 
     >>> [phase_named(name) for name in ("## backward ##", "Optimizer.step#AdamW.step", "phase: rollout")]
     ['backward', 'optimizer', None]
@@ -300,7 +307,12 @@ def phase_named(range_name: str) -> str | None:
 
 
 def _device_name(properties: Any, devices: Sequence[str]) -> str | None:
-    """Return the name of the devices that kernels ran on, by the ``properties`` of all devices of the machine."""
+    """Return the name of the devices on which kernels ran; None if they have several names.
+
+    Args:
+        properties: the metadata of the trace about all devices of the machine.
+        devices: the numbers of the devices on which kernels ran; empty for all devices.
+    """
     if not isinstance(properties, list):
         return None
     names = set()

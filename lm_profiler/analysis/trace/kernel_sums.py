@@ -1,4 +1,4 @@
-"""Sums over traced steps: time by phase, kind, kernel and module; and collectives, with what no compute hides."""
+"""Sums over traced steps: the time by phase, kind, kernel and module; and the time of collectives."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from lm_profiler.record.kernels import (
 )
 from lm_profiler.record.parts import NO_PHASE, PARTS
 
-LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
+LARGEST_ROWS = 300  # rows that the file has; all others together take hardly any time
 
-_LONGEST_NAME = 240  # characters
+_LONGEST_NAME = 240  # characters of a name that are kept
 _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _PATH_AND_TYPE = re.compile(r"(?P<path>.*?)(?: \((?P<type>\w+)\))?", re.DOTALL)
 _COLLECTIVES = {
@@ -77,7 +77,7 @@ _Key = TypeVar("_Key")
 
 
 def kernel_table(work: TracedWork) -> KernelTable:
-    """Return the table of a trace."""
+    """Return the table of the kernels (or operators) of a trace."""
     rows = kernel_rows(work)
     smallest = rows[LARGEST_ROWS:]
     rest = Rest(
@@ -98,7 +98,7 @@ def kernel_table(work: TracedWork) -> KernelTable:
 
 
 def kernel_rows(work: TracedWork) -> list[KernelRow]:
-    """Return the rows of all work of a trace, the longest first."""
+    """Return all rows of the table of a trace, the longest first."""
     rows = []
     for key, row in _longest_first(_sums_by_row(work.pieces)):
         rows.append(KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9))
@@ -106,13 +106,14 @@ def kernel_rows(work: TracedWork) -> list[KernelRow]:
 
 
 def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
-    """Return calls and nanoseconds of the pieces, by the key of their row in the table."""
-    same_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
-    for piece in pieces:  # the names of thousands of calls are shortened once
+    """Return the calls and nanoseconds of the pieces, by the key of their row in the table."""
+    # First by the full names, so that names are shortened once and not for each of thousands of calls.
+    full_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
+    for piece in pieces:
         key = (piece.phase, piece.kind, piece.name, piece.caller, piece.module)
-        same_names[key].add(_call_count(piece), piece.own_ns)
+        full_names[key].add(_call_count(piece), piece.own_ns)
     rows = defaultdict[_RowKey, _Sum](_Sum)
-    for (phase, kind, name, caller, module), names_sum in same_names.items():
+    for (phase, kind, name, caller, module), names_sum in full_names.items():
         path, type_name = module_of(module)
         operator = None if caller is None else _shortened(caller)
         row_key = _RowKey(
@@ -132,7 +133,7 @@ def _call_count(piece: Piece) -> int:
 
 
 def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
-    """Return the kernels of each phase that had any work or idle time."""
+    """Return the sums of each phase that had any work or idle time."""
     kinds_by_phase = defaultdict[str, defaultdict[Kind, _Sum]](
         lambda: defaultdict(_Sum)
     )
@@ -158,10 +159,13 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
 
 
 def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
-    """Return nanoseconds by phase. A device's idle time counts to the phase of the work that ended it, the host's to
-    the phase in which it passed."""
+    """Return the busy and the idle nanoseconds by phase.
+
+    Idle time of a device belongs to the phase of the work that ends it. On the CPU, it belongs to the phase in which it
+    occurs.
+    """
     pieces = work.pieces
-    if not work.on_device:
+    if not work.on_device:  # operators that others call are within these
         pieces = [piece for piece in pieces if piece.caller is None]
     starts, ends = _spans(pieces)
     busy_ns, idle_ns = Counter[str](), Counter[str]()
@@ -183,7 +187,7 @@ def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
 
 
 def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
-    """Return the share of the window in which only ``kinds`` ran; None without a device."""
+    """Return the share of the time of the traced steps in which only ``kinds`` ran; None without a device."""
     if not work.on_device:
         return None
     others = [piece for piece in work.pieces if piece.kind not in kinds]
@@ -192,12 +196,14 @@ def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
 
 
 def _busy_ns(work: TracedWork, pieces: Sequence[Piece]) -> int:
+    """Return for how long any of ``pieces`` ran."""
     starts, ends = _spans(pieces)
-    left, right = union_of_intervals(starts, ends, work.begin, work.done)
-    return int((right - left).sum())
+    union_starts, union_ends = union_of_intervals(starts, ends, work.begin, work.done)
+    return int((union_ends - union_starts).sum())
 
 
 def _spans(pieces: Iterable[Piece | Range]) -> tuple[list[int], list[int]]:
+    """Return the starts and the ends of ``pieces``."""
     starts, ends = [], []
     for piece in pieces:
         starts.append(piece.start)
@@ -211,7 +217,7 @@ def _longest_first(sums: Mapping[_Key, _Sum]) -> list[tuple[_Key, _Sum]]:
 
 @lru_cache(maxsize=4096)
 def module_of(name: str | None) -> tuple[str | None, str | None]:
-    """Return path, with ``*`` for indices, and class of the module that ``PackedTrace`` names ``name``."""
+    """Return the path (with ``*`` for indices of layers) and the class of a module named as in ``PackedTrace``."""
     if name is None:
         return None, None
     match = _PATH_AND_TYPE.fullmatch(name)
@@ -227,22 +233,22 @@ def _shortened(name: str) -> str:
 
 
 class CollectiveTime(NamedTuple):
-    """Collectives of one name: calls and nanoseconds of all steps together; ``exposed_ns`` is what nothing hides."""
+    """The collectives of one name, over all steps."""
 
     name: str
     calls: int
     ns: int
-    exposed_ns: int
+    exposed_ns: int  # the time during which nothing was computed
 
 
 @dataclass(frozen=True)
 class Communication:
-    """The time of collectives in a rank's traced ``steps``, waiting included: in total (some overlap), and by name."""
+    """The time of collectives in the traced steps of one rank, including waiting for other ranks."""
 
-    steps: int
-    ns: int
-    exposed_ns: int
-    share: float  # of those steps
+    steps: int  # number of traced steps
+    ns: int  # during which at least one collective ran
+    exposed_ns: int  # the part of it during which nothing was computed
+    share: float  # of the time of the steps
     by_name: Sequence[CollectiveTime]
 
 
@@ -268,20 +274,23 @@ def communication_of(work: TracedWork) -> Communication | None:
             )
         )
 
-    left, right = union_of_intervals(call_starts, call_ends, work.begin, work.end)
-    union_ns = int((right - left).sum())
+    union_starts, union_ends = union_of_intervals(
+        call_starts, call_ends, work.begin, work.end
+    )
+    union_ns = int((union_ends - union_starts).sum())
     return Communication(
         steps=len(work.packed.steps),
         ns=union_ns,
-        exposed_ns=int(_exposed_ns(work, left, right).sum()),
+        exposed_ns=int(_exposed_ns(work, union_starts, union_ends).sum()),
         share=union_ns / (work.end - work.begin),
         by_name=by_name,
     )
 
 
 def collective_calls(work: TracedWork) -> list[Range]:
-    """Return the collectives of ``work`` by their start, with names like ``all_reduce``, ``all_gather of blocks.0``."""
-    calls, moments = [], []
+    """Return the collectives of ``work``, ordered by start, with names such as ``all_gather of blocks.0``."""
+    calls = []
+    moments = []  # when the host called each
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":
@@ -307,16 +316,16 @@ def collective_calls(work: TracedWork) -> list[Range]:
 
 
 def collective_name(piece: Piece) -> str:
-    """Return the kind of collective of a kernel by its name, or else by what the profiler writes beside it."""
+    """Return the kind of collective of a kernel, by the kernel's name, or else by the profiler's name of the call."""
     kind = collective_kind(piece.name)
-    says_nothing = kind == piece.name  # ``ncclDevKernel_Generic`` of ROCm
-    if says_nothing and piece.collective is not None:
+    is_unknown = kind == piece.name  # such as ``ncclDevKernel_Generic`` of ROCm
+    if is_unknown and piece.collective is not None:
         return collective_kind(piece.collective)
     return kind
 
 
 def collective_kind(name: str) -> str:
-    """Return the kind of collective in ``name``, such as ``all_reduce``; ``name`` itself if it has none."""
+    """Return the kind of collective that ``name`` contains, such as ``all_reduce``; ``name`` itself if none."""
     for kind, pattern in _COLLECTIVES.items():
         if pattern.search(name):
             return kind
@@ -324,17 +333,21 @@ def collective_kind(name: str) -> str:
 
 
 def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
-    """Return the starts and ends of what computes, or copies, on the device; on the CPU without what only calls."""
+    """Return the starts and the ends of all pieces that compute or copy."""
     return _spans(
         piece for piece in work.pieces if piece.use not in ("communication", "dispatch")
     )
 
 
 def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
-    """Return how much of each stretch no compute hides."""
+    """Return for how much of each stretch, from ``starts`` to ``ends``, nothing computes."""
     compute_starts, compute_ends = compute_spans(work)
-    left, right = (
+    hidden_ns = covered_ns(
         np.array(compute_starts, dtype=np.int64),
         np.array(compute_ends, dtype=np.int64),
+        starts,
+        ends,
+        work.begin,
+        work.end,
     )
-    return ends - starts - covered_ns(left, right, starts, ends, work.begin, work.end)
+    return ends - starts - hidden_ns

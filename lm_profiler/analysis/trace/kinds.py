@@ -1,4 +1,4 @@
-"""The kind of a kernel or an operator, derived from its name."""
+"""Derives the kind of a kernel or an operator from its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 from lm_profiler.record.kernels import Kind
 
-# kinds with so little arithmetic for each byte that memory sets their pace
+# kinds with so little arithmetic per byte that they are limited by the memory bandwidth
 MEMORY_BOUND: frozenset[Kind] = frozenset(
     {"elementwise", "normalization", "reduction", "softmax", "copies"}
 )
@@ -17,7 +17,7 @@ _Table = tuple[tuple[Kind, re.Pattern[str]], ...]
 
 
 def _table(text: str) -> _Table:
-    """Return the rows of ``text``: a kind and a pattern each. A pattern may hold blanks; lines of # are comments."""
+    """Return the rows of ``text``: a kind and a pattern each. Patterns may have blanks; lines with # are comments."""
     rows = (
         line.split(maxsplit=1)
         for line in text.strip().splitlines()
@@ -28,9 +28,9 @@ def _table(text: str) -> _Table:
     )
 
 
-# Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
-# list all that was fused, so its template is looked for first; cuBLAS's splitKreduce_kernel is part of a matrix
-# product, FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
+# The first row whose pattern occurs anywhere in the name counts, so the order matters. Names of torch.compile list all
+# operators that were fused, so its templates come first. cuBLAS's splitKreduce_kernel is part of a matrix product,
+# FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel with a functor that copies.
 _KERNELS = _table(r"""
 attention      ^triton_(tem_.*|flex_)attention
 matmul         ^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template
@@ -122,12 +122,12 @@ _COPIES = (
 
 
 def _named(names: str) -> str:
-    """Operators of these names: in place, their backward ones and the foreach ones too."""
+    """Return a pattern for operators with these ``names``, also in place, of backward, and of foreach."""
     return rf"^aten::(_foreach_)?({names})(_backward)?_?$"
 
 
-# Only operators that compute: one that only calls others (aten::linear, aten::softmax) has no kind, or its children
-# would count twice.
+# Only operators that compute themselves have a kind. Time of one that calls others (aten::linear, aten::softmax) would
+# count twice.
 _OPERATORS = _table(rf"""
 communication  nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter
 attention      ^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)
@@ -145,38 +145,48 @@ elementwise    {_named(_POINTWISE)}
 """)
 
 _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
+# parentheses that do not begin the argument list
+_PARENTHESES_IN_NAMES = ("(anonymous namespace)", "(M2D", "(D2M")
 
 
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
-    """Return the kind of the kernel ``name``; if the name is unknown, that of the operator that launched it."""
+    """Return the kind of the kernel ``name``; if the name is unknown, the kind of the operator that launched it."""
     kind = _first_match(_KERNELS, _without_arguments(name))
-    return operator_kind(operator) if kind == "other" and operator is not None else kind
+    if kind == "other" and operator is not None:
+        return operator_kind(operator)
+    return kind
 
 
 @lru_cache(maxsize=4096)
 def operator_kind(name: str) -> Kind:
-    """Return the kind of what ``name``, such as ``aten::mm``, does itself, without the operators that it calls."""
+    """Return the kind of the operator ``name``, such as ``aten::mm``, by what it does itself, not by what it calls."""
     return _first_match(_OPERATORS, name)
 
 
 def _without_arguments(name: str) -> str:
-    """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
+    """Return ``name`` without its argument list, whose types may contain words of other kinds.
+
+    Template arguments are kept.
+    """
     if name.startswith("kernel_cutlass_"):
-        # CUTLASS's Python, which writes arguments into the name
+        # CUTLASS's Python kernels have their arguments in the name
         return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
-    opened = ""  # brackets that are open: within parentheses < and > compare, as in enable_if<((8)>(0))>
-    for at, character in enumerate(name):
+    # The brackets that are open. Within parentheses, < and > are comparisons, as in enable_if<((8)>(0))>.
+    open_brackets = ""
+    for position, character in enumerate(name):
         if character == "(":
-            if not opened and not name.startswith(
-                ("(anonymous namespace)", "(M2D", "(D2M"), at
-            ):
-                return name[:at]
-            opened += character
-        elif character == "<" and not opened.endswith("("):
-            opened += character
-        elif opened[-1:] + character in ("()", "<>") and name[at - 1] != "-":
-            opened = opened[:-1]
+            is_part_of_name = name.startswith(_PARENTHESES_IN_NAMES, position)
+            if not open_brackets and not is_part_of_name:
+                return name[:position]
+            open_brackets += character
+        elif character == "<" and not open_brackets.endswith("("):
+            open_brackets += character
+        else:
+            closes_last = open_brackets[-1:] + character in ("()", "<>")
+            is_arrow = name[position - 1] == "-"  # ->
+            if closes_last and not is_arrow:
+                open_brackets = open_brackets[:-1]
     return name
 
 

@@ -1,7 +1,7 @@
-"""Chooses a part of a trace that is too large to be kept: its first steps, as many as fit.
+"""Selects the first steps of a trace that is too large for the memory: as many steps as fit.
 
-An event that is needed takes some 300 bytes once it is analysed. A trace with more of them is read twice: once for its
-steps and the moments of its events, and once for the events of the steps that were chosen.
+A relevant event takes about 300 bytes while it is analysed. A trace with too many of them is read twice: first to find
+its steps and how many events they have, and then to keep the events of the selected steps.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
 
 MOST_EVENTS = 400_000  # at 450,000 the process took 312 MB
 
-# Kernels run after their launch: those that begin this long after the chosen steps are kept as well.
-_LATE_SHARE, _LATE_NS = 0.1, 50_000_000
+# Kernels run after their launch. So those that begin up to this share of the selected time, or this long, after it are
+# kept too.
+_LATE_SHARE = 0.1
+_LATE_NS = 50_000_000
 
 
 class TooManyEvents(Exception):
-    """A trace has more events that count than can be kept."""
+    """A trace has more relevant events than fit."""
 
 
 class TracePart(NamedTuple):
-    """The part of a trace that is read: from when to when, and its steps, of which the whole trace has ``all_steps``.
-
-    Without ``has_whole_steps`` it is the beginning of one step.
-    """
+    """The part of a trace that is read: its first steps, or the beginning of a step that is too large itself."""
 
     begin: int
     end: int
     steps: list[Range]
-    all_steps: int
-    has_whole_steps: bool
+    all_steps: int  # number of steps of the whole trace
+    has_whole_steps: bool  # False if it is only the beginning of a step
 
     @property
     def words(self) -> str:
-        """What is shown, for people."""
+        """A description of the part, for the user."""
         shown_part = "only its beginning is shown, as one step"
         if self.has_whole_steps:
             shown_part = (
@@ -58,19 +57,19 @@ class TracePart(NamedTuple):
         return f"{shown_part}, because it has too many events"
 
 
-# Moments are kept in at most this many stretches of time, so that the memory does not grow with the file.
+# Events are counted in at most this many stretches of time, so that the memory does not grow with the file.
 _MOST_STRETCHES = 200_000
 _MOST_NEW_MOMENTS = 2 * _MOST_STRETCHES
 
 
 @dataclass
 class _EventCounts:
-    """How many events begin in each stretch of time; stretches are one nanosecond long, of many events longer."""
+    """Counts how many events begin in each stretch of time: a histogram whose bins become longer with more events."""
 
-    shift: int = 0  # a stretch takes 2 ** shift nanoseconds
-    # moments that were not counted yet
+    shift: int = 0  # a stretch is 2 ** shift nanoseconds long
+    # moments that have not been counted yet
     new_moments_ns: array[int] = field(default_factory=lambda: array("q"))
-    # the numbers of the stretches in which events begin, in order, and how many
+    # the stretches in which events begin, in order: their numbers (the moment divided by the length), and the counts
     stretches: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     counts: Rows = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -80,7 +79,7 @@ class _EventCounts:
             self.merge()
 
     def merge(self) -> None:
-        """Count the new moments with the others, in longer stretches if there would be too many."""
+        """Add the new moments to the counts; double the length of the stretches while there are too many of them."""
         moments = np.array(self.new_moments_ns, np.int64)
         self.new_moments_ns = array("q")
         stretches = np.concatenate((self.stretches, moments >> self.shift))
@@ -91,33 +90,33 @@ class _EventCounts:
             self.stretches, self.counts = _summed(self.stretches >> 1, self.counts)
 
     def events_before(self, moment_ns: int) -> int:
-        """Return how many events begin before ``moment_ns``, without those of its own stretch."""
+        """Return how many events begin before the stretch that contains ``moment_ns``."""
         end = int(np.searchsorted(self.stretches, moment_ns >> self.shift))
         return int(self.counts[:end].sum())
 
     def moment_of(self, number: int) -> int:
-        """Return when the event of this number begins, or its stretch of time; the last one's if there are fewer."""
+        """Return when the stretch of event ``number`` (from 0) begins; that of the last event if there are fewer."""
         index = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
         last_index = len(self.stretches) - 1
         return int(self.stretches[min(index, last_index)]) << self.shift
 
 
 def _summed(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
-    """Return each of ``stretches`` once, in order, with the sum of its ``counts``."""
-    once, place = np.unique(stretches, return_inverse=True)
-    return once, np.bincount(place, weights=counts).astype(np.int64)
+    """Return the distinct ``stretches`` in order, and the sum of the ``counts`` of each."""
+    distinct, index = np.unique(stretches, return_inverse=True)
+    return distinct, np.bincount(index, weights=counts).astype(np.int64)
 
 
 @dataclass
 class _Survey:
-    """The steps of a trace, and when its events begin."""
+    """The steps of a trace, and how many events begin when."""
 
     steps: list[Range] = field(default_factory=list)
     event_counts: _EventCounts = field(default_factory=_EventCounts)
 
 
 def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]:
-    """Yield ``events``; raise TooManyEvents after ``most_events`` of those that count."""
+    """Yield ``events``; raise TooManyEvents if more than ``most_events`` of them are relevant."""
     count = 0
     for event in events:
         if isinstance(event, OperatorEvents):
@@ -132,7 +131,7 @@ def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]
 def chosen_part(
     events: Iterable[Event], is_step: Callable[[str], bool], most_events: int
 ) -> TracePart:
-    """Return the first steps of a trace that have ``most_events`` together, or the beginning of its first one.
+    """Return the first steps of a trace that together have at most ``most_events``, or the beginning of the first step.
 
     Raises:
         ValueError: no event has a start.
@@ -165,7 +164,7 @@ def chosen_part(
 
 
 def outermost(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges that begin in no other one, by their start."""
+    """Return the ranges that do not begin within another one, ordered by start."""
     chosen: list[Range] = []
     for annotation in sorted(ranges, key=lambda found: (found.start, -found.end)):
         if not chosen or annotation.start >= chosen[-1].end:
@@ -176,7 +175,7 @@ def outermost(ranges: Iterable[Range]) -> list[Range]:
 def _add_to_survey(
     survey: _Survey, event: Event, is_step: Callable[[str], bool]
 ) -> None:
-    """Add when an event begins, and its range if that is a step."""
+    """Count when an event begins, and keep its range if it is a step."""
     if isinstance(event, OperatorEvents):
         survey.event_counts.add(nanoseconds(event.starts).tolist())
         return
@@ -198,7 +197,7 @@ def _add_to_survey(
 
 
 def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
-    """Yield those of ``events`` that begin in ``part``, and the kernels that run soon after it."""
+    """Yield the ``events`` that begin in ``part``, and the kernels that begin soon after it."""
     late_ns = max(int(_LATE_SHARE * (part.end - part.begin)), _LATE_NS)
     for event in events:
         if isinstance(event, OperatorEvents):
@@ -212,7 +211,7 @@ def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
         try:
             begins_in_part = part.begin <= start_of(event) <= end
         except DamagedEvent:
-            begins_in_part = True  # it is counted where it is kept
+            begins_in_part = True  # so that ``PackedTrace`` counts the damage
         if begins_in_part:
             yield event
 
@@ -220,7 +219,7 @@ def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
 def _operators_within(
     events: OperatorEvents, part: TracePart
 ) -> Iterator[OperatorEvents]:
-    """Yield those of ``events`` that begin in ``part``; nothing if none does."""
+    """Yield the operators that begin in ``part``; nothing if there are none."""
     starts = nanoseconds(events.starts)
     chosen = np.flatnonzero((part.begin <= starts) & (starts <= part.end)).tolist()
     if not chosen:

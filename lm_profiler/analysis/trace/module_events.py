@@ -1,6 +1,6 @@
-"""The profiler's own events of modules, which it writes where it records stacks: ``nn.Module: Attention_3``.
+"""Names modules by the profiler's own events of them, which it writes if it records stacks: ``nn.Module: Attention_3``.
 
-An event has a module's class and a number, and no path: the path is the classes of the modules around it.
+Such an event has the module's class and a number, but no path. The classes of the modules around it make up the path.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ _NUMBER = re.compile(r"_\d+\Z")
 
 
 def is_module_event(name: str) -> bool:
-    """Return whether ``name`` is that of an event of a module."""
+    """Return whether an event of this ``name`` is one of a module."""
     return name.startswith(_PREFIX)
 
 
 def nested_names(spans: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[str]:
-    """Yield the path and the class of each event, such as ``GPT.Block.Attention (Attention)``.
+    """Yield the path and the class of the module of each event, such as ``GPT.Block.Attention (Attention)``.
 
-    ``spans`` holds start, length and thread of each, by the start and the longest first; ``names`` are those of events.
+    Args:
+        spans: start, length and thread of each event, ordered by start, and of equal starts the longest first.
+        names: the names of the events.
     """
-    # end and path, by thread
+    # by thread: end and path of the modules that contain the present moment, the innermost last
     open_modules: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for (start, length, thread), name in zip(spans, names, strict=True):
         stack = open_modules[thread]

@@ -1,7 +1,7 @@
-"""Names of the ranges that the instruments put into a trace, and how a reader recognises them.
+"""The names of the ranges that our instruments put into a trace, and functions that recognise them.
 
-The names carry a mark that no program writes by chance: a program may name its own ranges ``phase: rollout``. They are
-ASCII, because Kineto replaces any other name by "unknown". Traces of version 0.2 and before have no mark.
+The names begin with a mark (``lm_profiler``), because a program may name its own ranges ``phase: rollout``. They are
+ASCII, because Kineto replaces other names by "unknown". Traces of version 0.2 and before have no mark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_IN_ASCII = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) !=
 
 
 class ModuleName(NamedTuple):
-    """The path of a module below the trained one, and the name of its class where the range has it."""
+    """The path of a module within the trained one, and the name of its class if the range has it."""
 
     path: str
     type_name: str | None
@@ -42,12 +42,12 @@ def phase_range_name(part: str) -> str:
 
 
 def module_range_name(path: str, type_name: str) -> str:
-    """Return the name of the range of a module's forward pass; other characters than ASCII are percent-encoded."""
+    """Return the name of the range of a module's forward pass; characters that are not ASCII are percent-encoded."""
     return _MODULE + quote(f"{path} ({type_name})", safe=_KEPT_IN_ASCII)
 
 
 def repeated_range_name(path: str, type_name: str) -> str:
-    """Return the name of the range of a module's forward pass on inputs that it had before in the same step.
+    """Return the name of the range of a repeated forward pass: the module had the same inputs before in this step.
 
     ``path`` is empty for the trained module itself.
     """
@@ -56,16 +56,16 @@ def repeated_range_name(path: str, type_name: str) -> str:
 
 
 def repeated_module_in(range_name: str) -> str | None:
-    """Return the module whose repeated forward pass ``range_name`` names; None for another range."""
+    """Return the module if ``range_name`` is that of a repeated forward pass; otherwise None."""
     if not range_name.startswith(_REPEATED):
         return None
     return unquote(range_name.removeprefix(_REPEATED))
 
 
 def phase_in(range_name: str, is_marked: bool) -> str | None:
-    """Return the phase that ``range_name`` names; None for another range.
+    """Return the phase if ``range_name`` is that of a phase; otherwise None.
 
-    ``is_marked``: whether the instruments of this trace mark their names.
+    ``is_marked`` is whether the instruments of this trace mark their names.
     """
     prefix = _PHASE if is_marked else _UNMARKED_PHASE
     if not range_name.startswith(prefix):
@@ -76,7 +76,7 @@ def phase_in(range_name: str, is_marked: bool) -> str | None:
 
 @lru_cache(maxsize=4096)
 def module_in(range_name: str, is_marked: bool) -> ModuleName | None:
-    """Return the module that ``range_name`` names; None for another range."""
+    """Return the module if ``range_name`` is that of a module's forward pass; otherwise None."""
     prefix = _MODULE if is_marked else _UNMARKED_MODULE
     if not range_name.startswith(prefix):
         return None

@@ -1,4 +1,4 @@
-"""Reads the events of a trace file, one part after the other: as one document a trace takes a gigabyte."""
+"""Reads the events of a trace file in parts, because decoding the whole file at once would take a gigabyte."""
 
 from __future__ import annotations
 
@@ -10,42 +10,45 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-# No string of a trace looks like this: a quote inside of one has a backslash before it. Some tools write only the list.
+# The beginning of the list of events, which some tools write without anything around it. It cannot be part of a string,
+# in which quotes have a backslash.
 _EVENTS_BEGIN = re.compile(r'\A\s*\[|"traceEvents"\s*:\s*\[')
 
-# An operator's event as the profiler writes it, nine in ten of all: to find it takes a tenth of decoding it. An event
-# of attention is decoded, because its values count; so is one with an impossible time, which is left out then.
+# The event of an operator as the profiler writes it: 90 % of all events. Matching this pattern takes a tenth of the
+# time of decoding JSON. It does not match events of attention, whose argument values are needed, and events with
+# impossible times: these are decoded.
 _OPERATOR_EVENT = re.compile(
     r'\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "(?![^"]*attention)[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*'
     r'"ts": ([0-3]?[0-9]{1,15}\.[0-9]{3}),\s*"dur": ([0-9]{1,12}\.[0-9]{3})\s*,\s*'
     r'"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
 )
 _GROUPS_OF_OPERATOR = 4  # groups of the pattern above
-_BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too
+_BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _CHUNK_CHARACTERS = 1 << 16
-# of what stands before the events, or of one event: a file with more is no trace
+# the most characters before the events, after them, or of one event: a file with more is not a trace
 _MOST_CHARACTERS = 1 << 26
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class OperatorEvents(NamedTuple):
-    """Many operators' events, as they stand in the file: a column of texts for each field that counts."""
+    """The events of many operators, as columns of texts that are not decoded."""
 
     callers: Sequence[str]  # name, process and thread
-    starts: Sequence[str]  # in microseconds with three decimals, as lengths
-    lengths: Sequence[str]
+    starts: Sequence[str]  # in microseconds with three decimals
+    lengths: Sequence[str]  # the same
     arguments: Sequence[str]
 
 
-Event = Any  # a decoded event, a mapping unless the file is damaged; or ``OperatorEvents``, which are not decoded
+# a decoded event (a mapping, unless the file is damaged), or ``OperatorEvents``
+Event = Any
 
 
-# gets how many bytes of the file are read so far
+# is called with the number of bytes of the file that have been read
 ReportPosition = Callable[[int], None]
 
 
 def ignore_position(bytes_read: int) -> None:
-    """Show no progress."""
+    """Do nothing: the ``ReportPosition`` that shows no progress."""
 
 
 def trace_events(
@@ -55,7 +58,8 @@ def trace_events(
 ) -> Iterator[Event]:
     """Yield the events of ``path``, which may be compressed.
 
-    ``surroundings`` gets what stands around them once all are read: the devices, the rank, the profiler's options.
+    After the last event, the other fields of the file are put into ``surroundings``: the devices, the rank, options of
+    the profiler.
 
     Raises:
         ValueError: the file is not a whole trace.
@@ -76,7 +80,7 @@ def trace_events(
 
 
 def _opened(path: Path) -> TextIO:
-    """Open ``path`` as text. Bytes that are not UTF-8, which a name may hold, are replaced."""
+    """Open ``path`` as text; bytes that are not UTF-8, which may occur in names, are replaced."""
     with path.open("rb") as file:
         is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     if is_compressed:
@@ -85,7 +89,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _header_and_rest(file: TextIO) -> tuple[str, str]:
-    """Read up to the events: return the text before their list, and the text behind its opening bracket."""
+    """Read until the list of events begins; return the text before the list, and the text after its bracket."""
     text = ""
     begin = None
     while begin is None:
@@ -98,7 +102,7 @@ def _header_and_rest(file: TextIO) -> tuple[str, str]:
 
 
 def _bytes_read(file: TextIO) -> int:
-    """Return how many bytes of the file on disk are read, of a compressed one too."""
+    """Return how many bytes of the file on disk have been read, also if it is compressed."""
     unpacked_file = file.buffer
     disk_file = getattr(unpacked_file, "fileobj", unpacked_file)
     return int(disk_file.tell())
@@ -107,10 +111,10 @@ def _bytes_read(file: TextIO) -> int:
 def _events_of_text(
     file: TextIO, surroundings: dict[str, Any], report_position: ReportPosition
 ) -> Iterator[Event]:
-    """Yield the events in ``file``, many operators at a time; ``surroundings`` gets the fields beside the events.
+    """Yield the events in ``file``, and put its other fields into ``surroundings``.
 
     Raises:
-        ValueError: it is no whole trace.
+        ValueError: it is not a whole trace.
     """
     header, text = _header_and_rest(file)
     is_list_alone = not header
@@ -126,7 +130,7 @@ def _events_of_text(
         rest = rest[position:]
         text = rest + _next_characters(file, held=rest)
 
-    # What follows must be whole as well, or the profiler did not come to the end.
+    # The rest of the file must be complete too; otherwise the profiler did not finish writing.
     beginning = "[" if is_list_alone else '{"traceEvents": ['
     tail = rest[position:]
     while characters := file.read(_CHUNK_CHARACTERS):
@@ -140,7 +144,7 @@ def _events_of_text(
 
 
 def _before_events(header: str) -> dict[str, Any]:
-    """Return the fields that stand before the events; none if they are damaged, which costs no event."""
+    """Return the fields before the events; empty if they are damaged, since the events can be used without them."""
     try:
         content = json.loads(header.rstrip().removesuffix(",") + "}", strict=False)
     except (ValueError, RecursionError):
@@ -149,24 +153,24 @@ def _before_events(header: str) -> dict[str, Any]:
 
 
 def _operators_first(text: str) -> tuple[list[Event], str]:
-    """Return the events up to the last operator that ``text`` holds, and the text behind it."""
+    """Return the events up to the last operator in ``text``, and the text after it."""
+    # split yields for each operator the text before it and the groups of the pattern; last, the text after all
     *fields, rest = _OPERATOR_EVENT.split(text)
-    # the text before an operator, then the operator's groups
-    fields_a_match = 1 + _GROUPS_OF_OPERATOR
+    fields_per_match = 1 + _GROUPS_OF_OPERATOR
     events: list[Event] = []
-    for other_events in fields[::fields_a_match]:
+    for other_events in fields[::fields_per_match]:
         stripped = other_events.strip(", \t\r\n")
         if stripped:
             events.extend(json.loads(f"[{stripped}]", strict=False))
-    columns = [fields[group::fields_a_match] for group in range(1, fields_a_match)]
+    columns = [fields[group::fields_per_match] for group in range(1, fields_per_match)]
     if columns[0]:
         events.append(OperatorEvents(*columns))
     return events, rest
 
 
 def _whole_events(text: str) -> tuple[list[Event], int, bool]:
-    """Return the events that ``text`` holds whole, the position behind them, and whether the list ends there."""
-    # a name may hold a tabulator as it is
+    """Return the first complete events of ``text``, the position after them, and whether the list ends there."""
+    # strict=False, because names may contain tabs
     decode = json.JSONDecoder(strict=False).raw_decode
     events: list[Event] = []
     position = 0
@@ -178,13 +182,19 @@ def _whole_events(text: str) -> tuple[list[Event], int, bool]:
             return events, position, True
         try:
             event, position = decode(text, position)
-        except json.JSONDecodeError:  # as a rule the event's end is not read yet
+        except (
+            json.JSONDecodeError
+        ):  # usually the end of the event has not been read yet
             return events, position, False
         events.append(event)
 
 
 def _next_characters(file: TextIO, held: str) -> str:
-    """Return the next characters, at least as many as are ``held``, so that a long event is not decoded too often."""
+    """Read at least as many characters as are ``held``: as lengths double, a long event is decoded only a few times.
+
+    Raises:
+        ValueError: the file ends, or has an event that is too long.
+    """
     if len(held) > _MOST_CHARACTERS:
         raise ValueError("it has an event that does not end")
     characters = file.read(max(_CHUNK_CHARACTERS, len(held)))

@@ -1,8 +1,9 @@
-"""Tells apart the processes whose events a trace holds: some tools merge the traces of all ranks into one file.
+"""Separates the processes of a trace, because some tools merge the traces of all ranks into one file.
 
-A host's event names its process, but a kernel's event names only its device. Which process launched the kernels of a
-device is decided by names that a tool gave both (``[TP01] 4242`` and ``[TP01] 0``), else by the launches: those of the
-right process have the kernels' numbers, come before them, and launch what they are called for.
+An event of the host states its process, but the event of a kernel states only its device. The process that launched the
+kernels of a device is found by labels that a tool gave to both (``[TP01] 4242`` and ``[TP01] 0``). Without labels it is
+found by the launches: those of the right process have the same correlation numbers as the kernels, precede them, and
+are of the same type (a copy is launched by a call for copies).
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any, NamedTuple
 from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
 from lm_profiler.record.figure import count_text
 
-# the share of all work below which that of a process is a few damaged events
+# A process with less than this share of all work is not one: it comes from a few damaged events.
 _FEW = 0.05
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NUMBER_AT_END = re.compile(r"\d+\W*\Z")
 _COPY_WORDS = ("memcpy", "memset")
-_MOST_NAMES = 8  # processes that a message names
+_MOST_NAMES = 8  # the most processes that a message lists
 
 
 class Track(NamedTuple):
-    """A device as the kernels of one rank name it: the process that stands in their events, and the device."""
+    """A device of one rank, identified by the process and the device that the events of its kernels state."""
 
     process: str
     device: str
@@ -40,31 +41,33 @@ class Launch(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """Something that ran on the device, with the number that its launch has too."""
+    """Something that ran on the device; its launch has the same correlation number."""
 
     start: int
     name: str
     correlation: int
 
 
-LaunchesByProcess = Mapping[str, Mapping[int, Launch]]  # and by their numbers
+LaunchesByProcess = Mapping[
+    str, Mapping[int, Launch]
+]  # by process, then by correlation number
 WorkByTrack = Mapping[Track, Sequence[DeviceWork]]
 
 
 class TraceProcess(NamedTuple):
-    """A process of which a trace holds events, and the devices whose kernels it launched."""
+    """A process with events in a trace, and the devices on which it launched kernels."""
 
-    name: str  # as the file names it
+    name: str  # as in the file
     steps: int
     launches: int
     operators: int
     tracks: tuple[Track, ...] = ()
-    # whether its devices could only be taken in their order
+    # whether its devices are only assumed, from the order of the devices and the processes
     is_assumed: bool = False
 
     @property
     def text(self) -> str:
-        """The name with counts, for people."""
+        """The name with counts, for messages."""
         work = count_text(self.operators, "operator")
         if self.launches:
             work = f"{self.launches:,} launches"
@@ -81,16 +84,16 @@ class SeveralProcesses(ValueError):
 
 @dataclass
 class ProcessCounts:
-    """What a trace shows of its processes, counted while it is read."""
+    """The numbers of steps, launches and operators of each process, counted while a trace is read."""
 
     steps: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
     operators: Counter[str] = field(default_factory=Counter)
 
     def names(self, has_device: bool) -> list[str]:
-        """Return the processes with steps of their own work, or with more work than a few damaged events, in order.
+        """Return the sorted names of the processes that have both steps and work, or a relevant share of all work.
 
-        Steps alone are no work: a tool may write them with a process of its own.
+        A process with steps alone is left out, because a tool may write steps under a process of its own.
         """
         work = self.launches if has_device else self.operators
         least_work = _FEW * work.total()
@@ -106,13 +109,13 @@ class ProcessCounts:
         launches: LaunchesByProcess,
         work: WorkByTrack,
     ) -> list[TraceProcess]:
-        """Return the processes called ``names`` with their devices; ``launches`` are by process and number.
+        """Return the processes called ``names``, with their devices.
 
-        A device that could be of several processes is no process's. If a process launched work and has no device, it
-        shares one, and no device is known to be one process's alone.
+        A device that may belong to several processes is assigned to none. If a process launched work but has no device,
+        it shares one with others, and no device is assigned at all.
         """
         owners, is_assumed = _owners(names, launches, work)
-        # without a device launches belong to nothing
+        # launches do not matter if nothing ran on a device
         launches_shown = self.launches if work else Counter[str]()
         launching_names = {name for name in names if launches_shown[name]}
         if not launching_names <= set(owners.values()):
@@ -134,7 +137,7 @@ class ProcessCounts:
 
 
 def process_names(processes: Sequence[TraceProcess]) -> str:
-    """Return the number of ``processes`` and the names of the first, for a message."""
+    """Return the number of ``processes`` and the names of the first ones, for a message."""
     texts = [process.text for process in processes[:_MOST_NAMES]]
     hidden = len(processes) - len(texts)
     if hidden:
@@ -143,10 +146,10 @@ def process_names(processes: Sequence[TraceProcess]) -> str:
 
 
 def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> TraceProcess:
-    """Return the process called ``name``; if it is None, the one with steps and the most work, the first of equals.
+    """Return the process called ``name``; if it is None, the one with steps and the most work.
 
     Raises:
-        ValueError: there is none of that name, or it launched work, and no device is known to be its own.
+        ValueError: there is no process of that name, or it launched work but its device is unknown.
     """
     if name is None:
         process = max(processes, key=_importance)
@@ -172,8 +175,7 @@ def _importance(process: TraceProcess) -> tuple[bool, int]:
 def events_of_process(
     events: Iterable[Event], process: TraceProcess
 ) -> Iterator[Event]:
-    """Yield those of ``events`` that belong to ``process`` or its devices, and those that are too damaged to have a
-    process."""
+    """Yield the ``events`` of ``process`` and of its devices, and events too damaged to state a process."""
     own_callers: dict[str, bool] = {}  # by the text of an operator's caller
     for event in events:
         if isinstance(event, OperatorEvents):
@@ -190,7 +192,10 @@ def events_of_process(
 def _own_operators(
     events: OperatorEvents, process: TraceProcess, own_callers: dict[str, bool]
 ) -> Iterator[OperatorEvents]:
-    """Yield those of ``events`` that ``process`` called; ``own_callers`` keeps the answer for each text of a caller."""
+    """Yield the operators that ``process`` called, if any.
+
+    ``own_callers`` is a cache: whether the caller is ``process``, by the text of the caller.
+    """
     chosen_indices = []
     for index, caller in enumerate(events.callers):
         if caller not in own_callers:
@@ -220,7 +225,7 @@ def _owners(
     launches: LaunchesByProcess,
     work: WorkByTrack,
 ) -> tuple[dict[Track, str], bool]:
-    """Return the process of each track, as far as it is known, and whether the order of their names decided."""
+    """Return the process of each track, if it is known, and whether this is only assumed from their order."""
     owners = _owners_by_label(names, work)
     if len(owners) == len(work):
         return owners, False
@@ -244,7 +249,7 @@ def _owners_in_order(
     candidates: Mapping[Track, Sequence[str]],
     owners: dict[Track, str],
 ) -> tuple[dict[Track, str], bool]:
-    """Return ``owners`` with the other tracks and processes paired by their order, and whether that was possible."""
+    """Return ``owners`` with the other tracks and processes paired in order, and whether this was possible."""
     tracks = [track for track in candidates if track not in owners]
     tracks.sort(key=_track_order)
     free_names = [name for name in names if name not in owners.values()]
@@ -259,7 +264,7 @@ def _owners_in_order(
 
 
 def _owners_by_label(names: Sequence[str], tracks: Iterable[Track]) -> dict[Track, str]:
-    """Return the process of each track whose name has a text in front of its number that only this process has too."""
+    """Return the process of each track whose label (see ``_label``) is that of exactly one process."""
     processes_by_label: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         processes_by_label[_label(name)].append(name)
@@ -273,7 +278,7 @@ def _owners_by_label(names: Sequence[str], tracks: Iterable[Track]) -> dict[Trac
 
 
 def _label(process_name: str) -> str:
-    """Return what stands in front of the number of a process, such as ``[TP01]``; empty for a number alone."""
+    """Return the text before the number in the name of a process, such as ``[TP01]``; empty if there is none."""
     return _NUMBER_AT_END.sub("", process_name).strip()
 
 
@@ -282,7 +287,7 @@ def _likely_owners(
     launches: LaunchesByProcess,
     pieces: Sequence[DeviceWork],
 ) -> list[str]:
-    """Return the processes whose launches fit the most of ``pieces``, several if they fit as many."""
+    """Return the processes whose launches fit most of the work ``pieces``: several if they fit equally many."""
     fitting_counts = {}
     for name in names:
         launches_by_number = launches.get(name, {})
@@ -298,7 +303,7 @@ def _likely_owners(
 
 
 def _may_launch(launch: Launch, piece: DeviceWork) -> bool:
-    """Return whether ``launch`` may have launched ``piece``: it came before it, and a copy is launched by a copy."""
+    """Return whether ``launch`` may have launched ``piece``: it precedes it, and either both are copies or neither."""
     if launch.start > piece.start:
         return False
     call, name = launch.call_name.lower(), piece.name.lower()
@@ -306,7 +311,7 @@ def _may_launch(launch: Launch, piece: DeviceWork) -> bool:
 
 
 def _leave_to_others(candidates: dict[Track, list[str]]) -> None:
-    """Take a process that is the only one for a track from all other tracks, until nothing changes."""
+    """If a track has only one candidate left, remove it from all other tracks; repeat until nothing changes."""
     settled: set[Track] = set()
     while True:
         next_track = None
@@ -327,7 +332,7 @@ def _track_order(track: Track) -> tuple[tuple[int, str], tuple[int, str]]:
 
 
 def _number_order(text: str) -> tuple[int, str]:
-    """Return a sort key: numbers by their size, before other texts."""
+    """Return a sort key with which numbers come in numerical order, before other texts."""
     if text.isdecimal():
         return len(text.lstrip("0")), text
     return 1 << 16, text

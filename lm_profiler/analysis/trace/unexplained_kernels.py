@@ -1,7 +1,7 @@
-"""Finds kernels in a trace that may multiply matrices and that no operator of torch's dispatcher launched.
+"""Finds kernels in a trace that may multiply matrices but whose FLOPs were not counted.
 
-The count of FLOPs sees operators. A kernel that a program launches by itself (Triton, CuTe, an extension) has no
-operator above it in the trace, or only an autograd Function.
+FLOPs are counted by the operators of torch's dispatcher. A kernel that a program launches by itself (Triton, CuTe, an
+extension) is in no such operator in the trace, or only in an autograd Function.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lm_profiler.record.kernels import KernelRow, KernelTable
 
-# Other kinds multiply nothing, or only move and add.
+# kinds of kernels that may multiply matrices
 _KINDS_THAT_MULTIPLY = ("matmul", "attention", "other")
 
 # Operators of the dispatcher have a namespace. The others are autograd Functions, or ranges that a program marks.
@@ -19,7 +19,7 @@ _NAMESPACE = "::"
 # autograd's own range around a node of the graph
 _NODE_RANGE = "autograd::engine::evaluate_function: "
 
-# Compiled code was counted as the operators that it was made of.
+# The FLOPs of compiled code were counted, by the operators from which it was compiled.
 _COMPILED_KERNEL = re.compile(r"^triton_|^cpp_fused")
 _COMPILED_REGION = re.compile(
     r"^(Torch-Compiled|CompiledFunction|CompiledFxGraph|## Call CompiledFxGraph|Pregraph|AOTDispatcher|triton_)"
@@ -31,21 +31,21 @@ _LONGEST_NAME = 60  # characters of a kernel's name
 def unexplained_kernels(
     table: KernelTable, functions_counted: Collection[str], names_found: Sequence[str]
 ) -> list[str]:
-    """Return what to call the kernels that no operator explains, those that took longest first.
+    """Return descriptions of the kernels that no operator explains, those that took longest first.
 
     Args:
         table: the kernels of a trace of some steps.
         functions_counted: the names of autograd Functions whose FLOPs a formula counts.
-        names_found: what is known to be missing from the count; nothing of it is named again.
+        names_found: functions that are already known to be missing from the count; their kernels are not listed.
     """
     if table.source != "kernels":
         return []
     functions_explained = {*functions_counted, *_functions_in(names_found)}
-    # A replayed graph launches its kernels without any operator, and a function that was found without any Function.
+    # Kernels without any operator may be those of a replayed graph, or of a function in ``names_found``.
     has_compiled_regions = any(_is_compiled(row) for row in table.rows)
     has_found_functions = any(_NAMESPACE not in name for name in names_found)
     explains_lone_kernels = has_compiled_regions or has_found_functions
-    # A trace does not show what launched kernels that still ran when it began.
+    # Or they still ran when the trace began: then other kernels of the same name have an operator.
     names_launched = {row.name for row in table.rows if row.operator is not None}
     names = []
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""Walks over the host's events of a trace: which operator and module each belongs to.
+"""Finds the operator and the module to which each event of the host in a trace belongs.
 
 Times are integers of nanoseconds since an arbitrary moment.
 """
@@ -15,60 +15,65 @@ from lm_profiler.analysis.trace.packed_trace import (
     BACKWARD_LINK,
     FORWARD_LINK,
     LAUNCH,
+    LENGTH,
     MODULE,
     NONE,
     OPERATOR,
+    START,
     PackedTrace,
     Rows,
 )
 
 
 class DriverCall(NamedTuple):
-    """A call of the driver that gave the device work, or waited for it.
+    """A call of the device's driver that launched work, or waited for it.
 
-    ``name``, ``operator``, ``module`` and ``inputs`` are numbers of the trace's names and inputs; NONE stands for none.
+    ``name``, ``operator`` and ``module`` are numbers of names, and ``inputs`` is a number of inputs (see
+    ``PackedTrace``); NONE if there is none.
     """
 
     start: int
     length: int
     name: int
-    correlation: int  # names kind it launched
+    correlation: int  # a number that it shares with the work that it launched
     operator: int  # the name of the operator that made the call
     module: int
-    number: int  # the number of that operator's call: an operator may launch several kernels
+    number: (
+        int  # identifies the call of that operator, which may launch several kernels
+    )
     inputs: int  # of that operator
 
 
 class OperatorCalls(NamedTuple):
-    """Operators' calls in the order in which they end, a column a field; names and inputs are numbers as above."""
+    """The calls of operators, ordered by end, as columns. Names and inputs are numbers (see ``DriverCall``)."""
 
     start: NDArray[Any]
     length: NDArray[Any]
     name: NDArray[Any]
-    caller: NDArray[Any]  # the operator that made the call
+    caller: NDArray[Any]  # the name of the operator that made the call
     module: NDArray[Any]
-    number: NDArray[Any]  # of the call
+    number: NDArray[Any]  # identifies the call
     inputs: NDArray[Any]
     own_ns: NDArray[Any]  # the length without that of the operators that it calls
-    # whether an operator of the same name, another overload, called it: no call of its own
+    # whether it was called by an operator of the same name (another overload), and thus does not count as a call
     is_overload: NDArray[Any]
 
 
 class _Nesting(NamedTuple):
-    """Facts about each event, an entry for each of its ``rows``; the last entry stands for no event."""
+    """Where each event is, as (rows,) arrays; the last row stands for no event."""
 
-    around: Rows  # the row of the range around the event
-    operator: Rows  # the row of the operator that the event is, or is in
+    around: Rows  # the row of the range that directly contains the event
+    operator: Rows  # the row of the operator that the event is, or is within
     module: Rows  # the number of the name of its module
 
 
 def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
-    """Return the calls of all operators, and all launches by their start.
+    """Return the calls of all operators, and all launches ordered by start.
 
-    What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
-    profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.
+    Events of the backward pass belong to the module in whose forward pass their node of the graph was created: the
+    profiler links the two (``fwdbwd``). Recomputed activations are in a range of their module again.
     """
-    # the last row, to which all refer that have no range around them, or no operator
+    # a last row for no event, to which events refer that are in no range, or in no operator
     no_event = np.full(6, NONE)
     rows = np.vstack((packed.host_rows(), no_event))
     nesting = _nesting_of(rows)
@@ -76,17 +81,16 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
 
 
 def _nesting_of(rows: Rows) -> _Nesting:
-    """Follow the events of each thread in time; the last of ``rows`` stands for none."""
+    """Return the nesting of the events, by following each thread in time; the last of ``rows`` stands for no event."""
     none = len(rows) - 1
-    around, operator, module = (
-        [none] * len(rows),
-        [none] * len(rows),
-        [NONE] * len(rows),
-    )
-    # the rows of the ranges that are open in each thread, the innermost last
+    around = [none] * len(rows)
+    operator = [none] * len(rows)
+    module = [NONE] * len(rows)
+    # by thread: the rows of the ranges that contain the present moment, the innermost last
     open_ranges: defaultdict[int, list[int]] = defaultdict(list)
-    module_of_link: dict[int, int] = {}  # until the backward node of a link comes
-    ends = (rows[:, 0] + rows[:, 1]).tolist()
+    # the module in which each link starts, until its end in backward is reached
+    module_of_link: dict[int, int] = {}
+    ends = (rows[:, START] + rows[:, LENGTH]).tolist()
 
     for index, (start, _, thread, kind, value, _) in enumerate(rows[:none].tolist()):
         stack = open_ranges[thread]
@@ -110,19 +114,18 @@ def _nesting_of(rows: Rows) -> _Nesting:
 
 
 def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
-    """Return the calls of all operators, in the order in which they end.
-
-    ``value`` and ``inputs`` are the numbers of the name and of the inputs in the row of an operator.
-    """
+    """Return the calls of all operators, ordered by end."""
+    # for an operator, ``value`` is the number of its name, and the last column is the number of its inputs
     start, length, _, kind, value, inputs = rows.T
     is_operator = kind == OPERATOR
     name = np.where(is_operator, value, NONE)
     parent = nesting.operator[nesting.around]
     caller = name[parent]
-    is_again = is_operator & (parent == nesting.around) & (name == caller)
-    for index in np.flatnonzero(is_again).tolist():
+    # An operator may call another overload of itself: the caller is then the caller of the first one.
+    is_overload = is_operator & (parent == nesting.around) & (name == caller)
+    for index in np.flatnonzero(is_overload).tolist():
         caller[index] = caller[parent[index]]
-    # as floats, because damaged lengths can add up to more than 64 bits hold
+    # floats, because the sum of damaged lengths may exceed 64 bits
     length_within = np.bincount(
         parent[is_operator], weights=length[is_operator], minlength=len(length)
     )
@@ -130,7 +133,7 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
 
     calls = np.flatnonzero(is_operator)
     ends = start + length
-    # of those that end at one moment, the inner ones first
+    # of calls that end at the same moment, the inner ones first
     by_end = calls[np.lexsort((-calls, ends[calls]))]
     number = _call_numbers(nesting)
     columns = (
@@ -142,18 +145,16 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
         number,
         inputs,
         own_ns,
-        is_again,
+        is_overload,
     )
     return OperatorCalls(*(column[by_end] for column in columns))
 
 
 def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
-    """Return all launches by their start.
-
-    ``value`` and ``rest`` are the name and the inputs of an operator's row, the correlation and the name of a launch's.
-    """
+    """Return all launches, ordered by start."""
+    # ``value`` and ``rest`` are the name and the inputs of an operator, or the correlation and the name of a launch
     start, length, _, kind, value, rest = rows.T
-    # For a launch in no operator, ``nesting.operator`` selects the last row. It is no operator: its entries are NONE.
+    # A launch outside of operators refers to the last row, which is no operator, so that both entries are NONE.
     operator_names = np.where(kind == OPERATOR, value, NONE)
     operator_inputs = np.where(kind == OPERATOR, rest, NONE)
 
@@ -175,6 +176,6 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
 
 
 def _call_numbers(nesting: _Nesting) -> Rows:
-    """Return the number of the operator's call that each event is, or is in: that operator's row; NONE if in none."""
+    """Return for each event the number of the operator call that it is, or is within: the row of that call; or NONE."""
     none = len(nesting.operator) - 1
     return np.where(nesting.operator == none, NONE, nesting.operator)
