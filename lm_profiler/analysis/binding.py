@@ -20,19 +20,20 @@ from lm_profiler.record.parts import (
 from lm_profiler.record.run_record import EPOCH, Bound, TimeSummary, Verdict
 from lm_profiler.record.steps import StepRow
 
-# A cause binds the step from this share on: its remedy must then save more than the remedies of other causes.
+# The share of the step from which on a cause counts as the bottleneck.
 INPUT = 1 / 3
-COMMUNICATION = 0.20  # share of the step that is exposed communication
-MEMORY = 0.50  # share of the step that kernels at the memory bandwidth take
-REMAINDER = 0.30  # code of the program, time between steps, time outside every phase
-STRAGGLER = 0.10  # share of the step that fixing a straggler saves: it helps all ranks, whatever else binds
-_HOST = 0.50  # share of marks at which the device had finished
+COMMUNICATION = 0.20  # of exposed communication
+MEMORY = 0.50  # of kernels limited by the memory bandwidth
+REMAINDER = 0.30  # of the program's own code, of the time between steps, of the time outside all phases
+STRAGGLER = 0.10  # that fixing a straggler saves; less than for other causes, because all ranks gain
+_HOST = 0.50  # share of the marks at which the device had already finished its work
 _IDLE = 0.30  # share of the traced steps in which the device was idle
-# share of the ceiling: a device that reaches it computes and does not wait
+# A device that reaches this share of its peak computes, and does not wait.
 _LEAST_UTILISATION_OF_DEVICE = 0.40
-_LEAST_UTILISATION_OF_CPU = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
-_KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
-# findings about the program's own code, and about what passes between its steps
+# The same on the CPU, which also has the overhead of calling operators. Below it, overhead or memory may be the limit.
+_LEAST_UTILISATION_OF_CPU = 0.10
+_KEEPS_UP = 0.98  # if host time is at least this share of device time, launching may be the limit
+# findings about the program's own code
 _CODE_FINDINGS = (
     "sleep",
     "python",
@@ -50,26 +51,25 @@ _BETWEEN_STEPS_FINDINGS = ("validation", "checkpoint", "epoch", *_LOADER_FINDING
 class RunFacts(StepCosts):
     """Facts about a run from its record, its steps and its trace."""
 
-    # the measured steps, each the mean over the ranks, with the device's time
+    # the measured steps, each a mean over the ranks, with times of the device
     rows: Sequence[StepRow]
-    model: StepModel  # of these
-    # share of marks at which the device had finished when the next phase came
+    model: StepModel  # of these steps
+    # share of the marks between phases at which the device had already finished its work
     device_idle: float | None = None
-    kernels: KernelTable | None = None  # of its trace
+    kernels: KernelTable | None = None  # of the trace
 
     def share(self, *parts: str) -> float:
         """Return the share of the mean step that ``parts`` take."""
         return sum(self.mean_s(part) for part in parts) / self.step_s
 
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
-        """Return the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
-
-        A mean step is added to it, because the model gives intervals of times only.
-        """
+        """Return the 95 % interval of the ``share`` of the step that ``parts`` take."""
         steps_s = np.array([row.time("step") for row in self.rows])
         parts_s = np.zeros(len(self.rows))
         for part in parts:
             parts_s += [row.time(part) for row in self.rows]
+        # The uncertainty of a ratio of means is that of the mean of parts - share x step, divided by the mean step.
+        # The mean step is added, because the model only gives intervals of positive times.
         distances_s = parts_s - share * steps_s
         mean_step_s = steps_s.mean()
         interval = self.model.interval_of(distances_s + mean_step_s)
@@ -80,9 +80,9 @@ class RunFacts(StepCosts):
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the machine's own ceiling that a step reaches, else of the datasheet's peak.
+        """The share of the machine's measured peak that a step reaches, or else of the peak of its datasheet.
 
-        None for a lower bound that is too low to show anything.
+        None if it is unknown, or if it is a low lower bound, because not all FLOPs were counted.
         """
         use = self.record.utilisation
         if use is None:
@@ -100,7 +100,7 @@ class RunFacts(StepCosts):
 
     @property
     def idle_share(self) -> float | None:
-        """The share of the traced steps in which the device had nothing to do; None if none was traced."""
+        """The share of the traced steps in which the device was idle; None without a trace of a device."""
         kernels = self.kernels
         if kernels is None or kernels.source != "kernels" or not kernels.window_s:
             return None
@@ -111,11 +111,11 @@ _Check = Callable[[RunFacts], Verdict | None]
 
 
 def binding(run: RunFacts) -> Verdict | None:
-    """Return what binds the run; None if no step was measured.
+    """Return the bottleneck of the run; None if no step was measured.
 
-    A device that waits for data or for the host shows nothing about its arithmetic, and one that communicates or waits
-    for memory does not profit from more FLOP/s. The times of ranks that wait for a straggler mean nothing. So causes
-    are checked in this order. On a busy machine, causes that it distorts are left out.
+    The order of the checks matters. While ranks wait for a straggler, no other figure means anything. A device that
+    waits for data or for the host shows nothing about its arithmetic. And one that communicates or waits for memory
+    would not profit from more FLOP/s.
     """
     if not run.rows or run.step_s <= 0.0:
         return None
@@ -146,7 +146,7 @@ def _first_verdict(run: RunFacts, checks: Sequence[_Check]) -> Verdict | None:
 
 
 def _with_certainty(verdict: Verdict, run: RunFacts) -> Verdict:
-    """Return ``verdict``, not certain if steps do not show it, or contention distorts what rates compare with."""
+    """Return ``verdict`` with ``certain`` set: False if there are few steps, an alternative, or distorted rates."""
     has_few_steps = run.model.end - run.model.begin < FEWEST_VALUES
     has_alternative = verdict.or_bound_by is not None
     is_noisy = (
@@ -159,7 +159,7 @@ def _with_certainty(verdict: Verdict, run: RunFacts) -> Verdict:
 
 
 def _check_straggler(run: RunFacts) -> Verdict | None:
-    """Judge the rank that the others wait for."""
+    """Check whether the ranks wait for a straggler."""
     ranks = run.record.ranks
     if ranks is None or not ranks.finding.saves_s or not ranks.step_s:
         return None
@@ -183,9 +183,9 @@ def _check_straggler(run: RunFacts) -> Verdict | None:
 
 
 def _check_largest_cost(run: RunFacts) -> Verdict | None:
-    """Judge what passes between steps, and code of the program that takes longer than the wait for batches.
+    """Check the time between steps, and the program's own code if it takes longer than the wait for batches.
 
-    So the verdict is about what the first finding proposes to change.
+    They are checked early so that the verdict agrees with the first finding.
     """
     between_steps = _check_between_steps(run)
     if between_steps is not None:
@@ -197,7 +197,7 @@ def _check_largest_cost(run: RunFacts) -> Verdict | None:
 
 
 def _check_between_steps(run: RunFacts) -> Verdict | None:
-    """Judge what passes between steps, if the first finding is about it."""
+    """Check the time between steps, if the first finding is about it."""
     findings = run.record.findings
     if not findings:
         return None
@@ -207,7 +207,7 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     facts = {}
     seconds = 0.0
     if costliest.name != EPOCH:
-        # its share includes waiting for the first batch, which is part of a step
+        # (the time of an epoch boundary is not stated, because its share also includes part of a step)
         seconds = sum(
             passed.seconds
             for passed in run.record.outside
@@ -225,7 +225,10 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
 
 
 def _check_input(run: RunFacts) -> Verdict | None:
-    """Judge the wait for batches: it binds from a third of the step on; near that, the next cause is reported too."""
+    """Check the wait for batches and their transfer.
+
+    If the interval of their share contains the threshold, the next cause is reported as an alternative.
+    """
     share = run.share(*INPUT_PHASES)
     low, high = run.interval(share, INPUT_PHASES)
     if high < INPUT:
@@ -254,7 +257,7 @@ def _check_input(run: RunFacts) -> Verdict | None:
 
 
 def _check_communication(run: RunFacts) -> Verdict | None:
-    """Judge exposed communication: from the ranks' figures, without their waiting, else from rank 0's trace."""
+    """Check exposed communication, by the figures of the ranks (without waiting), or else by the trace of rank 0."""
     ranks = run.record.ranks
     share = None
     if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
@@ -267,14 +270,11 @@ def _check_communication(run: RunFacts) -> Verdict | None:
 
 
 def _check_program_code(run: RunFacts) -> Verdict | None:
-    """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
+    """Check the program's own code that sleeps, computes in Python or logs, by the findings that are certain."""
+    # the first finding, with the largest likely saving, is also the one with the advice
     for finding in run.record.findings:
-        # the likeliest saving, which the advice is about too, comes first
-        if (
-            finding.name in _CODE_FINDINGS
-            and not finding.may
-            and finding.share >= REMAINDER
-        ):
+        is_about_code = finding.name in _CODE_FINDINGS
+        if is_about_code and not finding.may and finding.share >= REMAINDER:
             return Verdict(
                 bound_by="program code",
                 share=finding.share,
@@ -284,16 +284,17 @@ def _check_program_code(run: RunFacts) -> Verdict | None:
 
 
 def _check_host(run: RunFacts) -> Verdict | None:
-    """Judge the host's launching.
+    """Check whether the host launches work too slowly for the device.
 
-    A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too.
+    That the device has finished at most marks is not enough: it may have been busy until just before. It must also have
+    been idle in the trace, or have a low utilisation.
     """
     idle_share = run.idle_share
     utilisation = run.utilisation
-    if not run.on_device:  # host and device are one
+    if not run.on_device:  # the host itself computes
         return None
     if idle_share is None and utilisation is None:
-        # nothing distinguishes waiting from working
+        # waiting cannot be distinguished from working
         return None
     if idle_share is not None and idle_share < _IDLE:
         return None
@@ -323,7 +324,7 @@ def _working_s(times: Mapping[str, TimeSummary]) -> float:
 
 
 def _check_memory(run: RunFacts) -> Verdict | None:
-    """Judge kernels that wait for memory."""
+    """Check whether kernels limited by the memory bandwidth take most of the step."""
     if run.kernels is None:
         return None
     share = run.kernels.memory_bound_share
@@ -333,23 +334,23 @@ def _check_memory(run: RunFacts) -> Verdict | None:
 
 
 def _check_compute(run: RunFacts) -> Verdict | None:
-    """Judge computing: most of the step, and at a rate that shows that it is arithmetic."""
+    """Check whether computing takes most of the step, at a rate that shows that arithmetic is the limit."""
     share = run.share(*WORKING_PHASES)
     utilisation = run.utilisation
     least_utilisation = (
         _LEAST_UTILISATION_OF_DEVICE if run.on_device else _LEAST_UTILISATION_OF_CPU
     )
     if share < 1.0 - REMAINDER:
-        # too much of the step is in other phases, or outside every phase
+        # too much of the step is in other phases, or outside all phases
         return None
     if utilisation is None or utilisation < least_utilisation:
-        # busy, but perhaps not with arithmetic
+        # the phases may be busy with something else than arithmetic
         return None
     low, high = run.interval(share, WORKING_PHASES)
-    # the sentence of the verdict names the optimizer's share too
+    # the sentence of the verdict also states the optimizer's share
     facts = {"optimizer": run.share("optimizer")}
     if not run.contended:
-        # on a shared machine the rate shows what other processes left, so the sentence omits it
+        # On a shared machine the sentence omits the utilisation, because other programs lower it.
         facts["utilisation"] = utilisation
     return Verdict(
         bound_by="compute",
@@ -362,7 +363,7 @@ def _check_compute(run: RunFacts) -> Verdict | None:
 
 
 def _unbound(run: RunFacts) -> Verdict:
-    """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
+    """Return the verdict for a run without a bottleneck; it states what is conspicuous, such as a low utilisation."""
     outside_share = 1.0 - run.share(*PHASES)
     utilisation = run.utilisation
     facts = {"working": run.share(*WORKING_PHASES), "outside": outside_share}

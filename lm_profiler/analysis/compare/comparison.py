@@ -1,7 +1,7 @@
-"""Two sets of runs side by side, as data: is B faster than A, in which phases, and does it need more memory?
+"""Compares two sets of runs: whether B is faster than A, in which phases, and whether it needs more memory.
 
-If other programs took CPU time from a run, its times are upper bounds, and they are not compared. Two figures that
-waiting for a CPU does not lengthen decide then: the step without that waiting, and the CPU time of the process.
+If other programs took CPU time from a run, its times are upper bounds and cannot be compared. Then two other figures
+decide, which do not include waiting for a CPU: the step without that waiting, and the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ from lm_profiler.record.process_spread import ProcessSpread, known_spread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 
-# how far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %
+# The largest difference in resident memory between runs of the same program. In a dozen runs it was 3 %.
 _RESIDENT_SCATTER = 0.05
 
-# The std by which CPU time differs between two runs of which one got all of its CPU time and the other none: neighbours
-# take caches and clocks, and hyper-threads their half of a core, which all of it stretches CPU time.
+# Other programs lengthen CPU time too, because they use caches, lower the clock and share cores by hyper-threading.
+# This is the standard deviation of the effect, extrapolated to a run that got no CPU time compared with one that got
+# all of it.
 _LOAD_BIAS = 0.15
 
-# The std, as a share of the waits for a CPU, by which a step without them is off. 35 runs of three programs, which
-# waited for 0.3 to 9 times as long as they ran, differed by 6, 8 and 20 %.
+# The standard deviation of the error of a step without waits for a CPU, as a share of these waits. 35 runs of three
+# programs, which waited for 0.3 to 9 times as long as they ran, differed by 6, 8 and 20 %.
 _WAITS_KNOWN_TO = 0.04
 
 PartVerdict = Change | Literal["ONLY A", "ONLY B"]
@@ -63,20 +64,20 @@ MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on either side, in seconds: the mean step, or the geometric mean of the repeats' means."""
+    """The change of a part of the step, in seconds: from means, or with several runs, from geometric means of these."""
 
     part: str
     a_s: float
     b_s: float
     difference_s: float
     of_step: float | None  # the difference as a share of A's step
-    interval: RatioInterval | None  # B over A; None if nothing can be said
+    interval: RatioInterval | None  # B over A; None if it is unknown or too wide
     verdict: PartVerdict
 
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """A peak on either side, in bytes, or the geometric mean of the repeats' peaks."""
+    """The change of a memory peak in bytes; with several runs, from the geometric means of their peaks."""
 
     reading: str
     a_bytes: float
@@ -87,9 +88,10 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class RateChange:
-    """Tokens per second; ``interval`` is B's rate over A's, ``verdict`` that of the time a token takes.
+    """The change of tokens per second.
 
-    A rate whose ``bound`` is ``at least`` is a lower bound: other programs used the machine.
+    ``interval`` is the ratio of B's rate to A's. ``verdict`` is about the time per token, so that FASTER is a higher
+    rate. A rate whose bound is ``at least`` is a lower bound, because other programs used the machine.
     """
 
     a_per_s: float
@@ -102,23 +104,24 @@ class RateChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The findings of ``compare``.
+    """The result of ``compare``.
 
-    The step's interval holds with ``CONFIDENCE``; the intervals of the other parts hold together with it (Bonferroni).
+    The interval of the step has the confidence ``CONFIDENCE``. The intervals of all other parts together have it too
+    (Bonferroni's correction).
     """
 
     a: list[str]  # the folders of A's runs
     b: list[str]
-    # why the sides did not do the same work; empty if they may be compared
+    # differences because of which the sides did not do the same work; empty if they can be compared
     unlike: list[Difference]
-    config: list[Difference]  # what else differs
+    config: list[Difference]  # other differences of the options
     environment: list[Difference] | None  # None: unknown
-    step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
+    step: PartChange  # always UNCLEAR if the machine was busy, because times are then upper bounds
     forward_backward: PartChange
-    # the phases that occur, the one that changes the step most first; with several ranks, without their waiting if all
-    # runs have measured it
+    # the phases that occur, the one with the largest difference first; with several ranks, without waiting for other
+    # ranks if all runs have measured it
     phases: list[PartChange]
-    # own work and waiting of the mean rank, by their names in the registry
+    # own work and waiting of the mean rank, by their names in the registry of figures
     ranks: list[PartChange]
     tokens: RateChange | None
     useful_tokens: RateChange | None  # tokens without padding
@@ -126,16 +129,16 @@ class Comparison:
     # the smallest change of the step, as a share, that runs like these can detect
     detectable: float | None
     notes: list[str]  # what a reader must know before using the figures
-    # what decides if the machine was busy: the step without waits for a CPU, and CPU time; empty on a calm machine
+    # the figures that decide if the machine was busy: the step without waits for a CPU, and CPU time; otherwise empty
     work: list[PartChange]
-    # phases without waits for a CPU, the one that changes most first; without intervals, since few steps are read so
-    # closely
+    # the phases without waits for a CPU, the one with the largest difference first; a single run has no intervals for
+    # them, because they are measured in few steps
     work_phases: list[PartChange]
     flops: float | None  # FLOPs of B's step over those of A's; None means unknown
-    decision: PartChange  # the row whose verdict is that of the comparison: the step's, or one of ``work``
-    # what one run a side takes for granted about how far processes differ; None if the runs show it themselves
+    decision: PartChange  # the row whose verdict is that of the comparison: ``step``, or one of ``work``
+    # the assumption about the spread of processes, if each side is a single run
     assumption: str | None
-    advice: str | None = None  # how to be surer, if the verdict is UNCLEAR
+    advice: str | None = None  # how to get a clearer verdict, if it is UNCLEAR
 
     @property
     def verdict(self) -> PartVerdict:
@@ -148,13 +151,17 @@ def compare(
     spread: ProcessSpread | None = None,
     same_within: float = SAME_WITHIN,
 ) -> Comparison:
-    """Compare B with A; several runs on a side are repeats of each other.
+    """Compare B with A; several runs on a side must be repeats of each other.
 
-    ``spread`` is how far processes of one program differ; None: what self-tests have shown of A's machine, or else
-    what is assumed.
+    Args:
+        a: the runs of A.
+        b: the runs of B.
+        spread: how much processes of the same program differ; None for the result of a self-test on A's machine, or
+            else a default.
+        same_within: the largest change, as a share, for the verdict SAME.
 
     Raises:
-        UsageError: a side has no measured step, or its runs are no repeats; a run is on both sides.
+        UsageError: a side has no measured step, or runs that are not repeats; or a run is on both sides.
         RecordError: a ``steps.csv`` cannot be read.
     """
     side_a, side_b = without_waiting(read_side("A", a), read_side("B", b))
@@ -212,14 +219,15 @@ def compare(
 
 
 def decide(rows: Sequence[PartChange]) -> PartChange:
-    """Return the row that decides: the first, or a clear one that the first does not contradict.
+    """Return the row that decides: the first one, or a clear one that the first one does not contradict.
 
-    CPU time alone is not the step's time: a program that sleeps where it used to compute uses less. So another row
-    decides only if the first has changed in the same direction, sure or not.
+    The second row, CPU time, is not enough: a program that sleeps instead of computing uses less of it. So it decides
+    only if the first row has changed in the same direction, even if not clearly.
     """
     main = rows[0]
     words = {row.verdict for row in rows}
-    if {"FASTER", "SLOWER"} <= words:
+    are_contradictory = {"FASTER", "SLOWER"} <= words
+    if are_contradictory:
         return replace(main, verdict="UNCLEAR")
     for row in rows:
         is_clear = row.verdict in ("FASTER", "SLOWER")
@@ -231,7 +239,7 @@ def decide(rows: Sequence[PartChange]) -> PartChange:
 def _same_direction(
     interval_a: RatioInterval | None, interval_b: RatioInterval | None
 ) -> bool:
-    """Whether both ratios lie beyond the margin on the same side of 1."""
+    """Return whether both ratios are beyond the margin, on the same side of 1."""
     if interval_a is None or interval_b is None:
         return False
     both_faster = max(interval_a.ratio, interval_b.ratio) < 1.0 - MARGIN
@@ -245,7 +253,7 @@ def _largest_first(rows: Sequence[PartChange]) -> list[PartChange]:
 
 @dataclass(frozen=True)
 class SidePair:
-    """Two sides, and what is known of the scatter of their runs."""
+    """The two sides of a comparison, and how much their runs may differ by chance."""
 
     a: Side
     b: Side
@@ -254,12 +262,12 @@ class SidePair:
 
     @property
     def is_single(self) -> bool:
-        """Whether one run is compared with one, so that nothing shows how runs scatter."""
+        """Whether each side is a single run, so that their spread is unknown."""
         return len(self.a.runs) == len(self.b.runs) == 1
 
     @property
     def assumption(self) -> str | None:
-        """The assumption that one run per side needs; None if the runs show the spread themselves."""
+        """The assumption that is needed if each side is a single run; None if the runs show their spread."""
         if not self.is_single:
             return None
         if self.is_busy:
@@ -272,14 +280,14 @@ class SidePair:
 
     @property
     def load_bias(self) -> float:
-        """The std of what another load does to the CPU time of a side, as a share."""
+        """The standard deviation, as a share, of the difference of CPU times that is due to different loads."""
         missed_a = fmean(run.cpu_share_missed for run in self.a.runs)
         missed_b = fmean(run.cpu_share_missed for run in self.b.runs)
         return _LOAD_BIAS * abs(missed_a - missed_b)
 
     @property
     def bias_of_waits(self) -> float:
-        """The std of what subtracting the waits for a CPU adds to one run a side; repeats show it themselves."""
+        """The standard deviation of the error of subtracting waits; 0 with repeats, whose spread includes it."""
         if not self.is_single:
             return 0.0
         waited_a = self.a.runs[0].waited_share
@@ -298,15 +306,15 @@ class SidePair:
         return row
 
     def work_changes(self, confidence: float) -> list[PartChange]:
-        """Return what waiting for a CPU does not stretch, as far as all runs have measured it.
+        """Return the changes of figures that do not include waiting for a CPU, if all runs have measured them.
 
-        The intervals of two rows hold together. For one thread, CPU time shows nothing beyond the first row. It means
-        nothing if more processes or threads share the work on one side. Nothing of this helps if others used the
-        GPU.
+        They are the step without that waiting, and the CPU time. Empty if other programs used the GPU of a run.
         """
         if any(used_gpu_of_others(run) for run in (*self.a.runs, *self.b.runs)):
             return []
         names = [WITHOUT_CPU_WAITS]
+        # With one thread, CPU time shows nothing more. And it cannot be compared if the sides divide their work among
+        # different numbers of threads or workers.
         has_several_threads = _threads(self.a.runs[0]) != 1
         if has_several_threads and _same_parallelism(self.a.runs[0], self.b.runs[0]):
             names.append(CPU_TIME)
@@ -320,7 +328,7 @@ class SidePair:
         return rows
 
     def work_phases(self) -> list[PartChange]:
-        """Return each phase without waits for a CPU, in the steps of which the thread's use of the CPU is known."""
+        """Return the changes of the phases without waits for a CPU, from steps in which these were measured."""
         rows = []
         for phase in PARTS:
             seconds_a = _phase_without_cpu_waits(self.a, phase)
@@ -343,7 +351,15 @@ class SidePair:
         confidence: float,
         bias: float = 0.0,
     ) -> PartChange:
-        """Return the change of a time from A to B; ``a`` and ``b`` hold the mean of each run of a side."""
+        """Return the change of a time from A to B.
+
+        Args:
+            name: what the time is of.
+            a: the mean of each run of A, with its interval.
+            b: the same for B.
+            confidence: of the interval of the change.
+            bias: the standard deviation of other differences between the sides, as a share.
+        """
         means_a = [interval.mean for interval in a]
         means_b = [interval.mean for interval in b]
         if self.is_single:
@@ -363,7 +379,7 @@ def _changed(
     interval: RatioInterval | None,
     same_within: float = SAME_WITHIN,
 ) -> PartChange:
-    """Return how the part ``name`` changed from ``a_s`` to ``b_s``; ``interval`` is the interval of b over a."""
+    """Return the change of the part ``name`` from ``a_s`` to ``b_s``; ``interval`` is that of the ratio of B to A."""
     step_s = a.typical_s("step")
     difference_s = b_s - a_s
     return PartChange(
@@ -378,7 +394,7 @@ def _changed(
 
 
 def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
-    """Return each run's seconds of ``phase`` without waiting for a CPU; None if a run does not have them."""
+    """Return the seconds of ``phase`` without waiting for a CPU, for each run; None if a run has not measured them."""
     seconds = []
     for run in side.runs:
         use = run.record.thread_use.get(phase)
@@ -389,7 +405,7 @@ def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
 
 
 def _same_parallelism(a: Run, b: Run) -> bool:
-    """Whether both runs share their work among as many threads and workers, as far as that is known."""
+    """Return whether both runs use the same numbers of threads and workers."""
     return _threads(a) == _threads(b) and _workers(a) == _workers(b)
 
 
@@ -416,7 +432,7 @@ def _flops(side: Side) -> int | None:
 
 
 def _ranks(a: Side, b: Side) -> list[PartChange]:
-    """Return own work and waiting, as means of a run's steps; only repeats show how these scatter."""
+    """Return the changes of own work and of waiting; they have intervals only if a side has several runs."""
     changes = []
     for name in ("own_work_s", "waiting_s"):
         seconds_a = a.values(QUANTITIES[name])
@@ -433,7 +449,7 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
 def _tokens(
     a: Side, b: Side, step: PartChange, name: str = "tokens_per_step"
 ) -> RateChange | None:
-    """Return the rates of the tokens that the figure ``name`` counts per step."""
+    """Return the change of the tokens per second; the figure ``name`` counts the tokens per step."""
     counts_a = a.values(QUANTITIES[name])
     counts_b = b.values(QUANTITIES[name])
     if not counts_a or not counts_b:
@@ -462,15 +478,15 @@ def _tokens(
         1.0 / token_time.ratio, low=1.0 / token_time.high, high=1.0 / token_time.low
     )
     verdict = change_word(token_time)
-    # The step's own interval was clear, but its verdict is not, because the machine was busy.
-    is_doubtful = step.verdict not in ("FASTER", "SLOWER", "SAME")
-    if is_doubtful and change_word(step.interval) != "UNCLEAR":
+    # If the step's interval is clear but its verdict is not, the machine was busy: then the rate is not clear either.
+    step_is_unclear = step.verdict not in ("FASTER", "SLOWER", "SAME")
+    if step_is_unclear and change_word(step.interval) != "UNCLEAR":
         verdict = "UNCLEAR"
     return replace(rates, interval=rate, verdict=verdict)
 
 
 def _certain_share(side: Side) -> float:
-    """Return the share of the side's rate that is certain; 1 if it had the machine to itself."""
+    """Return the share of the side's rate that is certain; 1 if no other program used the machine."""
     shares = []
     for run in side.runs:
         share = lower_bound_share(QUANTITIES["tokens_per_s"], run.record)
@@ -484,7 +500,7 @@ _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
 
 
 def _memory(a: Side, b: Side) -> list[MemoryChange]:
-    """Return each peak that all runs have measured."""
+    """Return the changes of the memory peaks that all runs have measured."""
     changes = []
     for reading, quantity in MEMORY.items():
         peaks_a = a.values(quantity)
@@ -507,7 +523,10 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
 def _peaks_interval(
     reading: str, a: Sequence[int], b: Sequence[int]
 ) -> RatioInterval | None:
-    """Return the ratio's interval. Two runs suffice: an allocator's peaks repeat exactly, the system's only nearly."""
+    """Return the ratio of peaks with its interval.
+
+    Single runs can be compared: the peaks of an allocator repeat exactly, and resident memory nearly so.
+    """
     if max(len(a), len(b)) > 1:
         return repeats_interval(a, b, CONFIDENCE)
     if not a[0] or not b[0]:
@@ -523,7 +542,7 @@ def _peaks_interval(
 
 
 def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
-    """Return the note that other programs lengthened the times, and what decides in spite of that."""
+    """Return a note if other programs lengthened the times; it says whether other figures decide."""
     if not pair.is_busy:
         return []
     if work:
@@ -536,7 +555,7 @@ def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
 
 
 def _notes_on_runs(a: Side, b: Side) -> list[str]:
-    """Return notes on what this number of runs per side cannot show, or what their order in time may fake."""
+    """Return notes on too few runs per side, and on sides that were not run alternately."""
     runs_a, runs_b = len(a.runs), len(b.runs)
     notes = []
     if runs_a == runs_b == 1:

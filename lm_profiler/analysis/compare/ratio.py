@@ -1,4 +1,4 @@
-"""Is B faster than A? A ratio of mean steps with its interval, and one word."""
+"""Decides whether B is faster than A, from the ratio of mean steps and its interval."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
-MARGIN = 0.01  # a change of less than 1 % is not called one
+MARGIN = 0.01  # smaller changes are never called FASTER or SLOWER
 
-# The same for SAME where processes differ by several per cent: no number of runs that anybody makes shows there that a
-# change is below 1 %. The word comes with the bound that was shown.
+# Sides are the SAME if the change is certainly below this. It is larger than ``MARGIN``, because where processes differ
+# by several percent, no realistic number of runs shows that a change is below 1 %.
 SAME_WITHIN = 0.05
 
-# the confidence of a comparison's intervals: equal programs must be called different in fewer than 5 % of all tries,
-# and steps that do not follow the model use up part of these 5 %
+# The confidence of intervals. Equal programs must be called different in fewer than 5 % of comparisons; the rest is
+# reserved for steps that do not follow the model.
 CONFIDENCE = 0.97
 
 _NORMAL_95 = NormalDist().inv_cdf(0.975)
 
-# in four of five tries
+# a detectable effect is detected with a probability of 80 %
 _POWER = NormalDist().inv_cdf(0.8)
 
-WIDEST = 10.0  # an interval whose ends lie a factor of ten apart says nothing
+WIDEST = 10.0  # an interval with a larger ratio of its ends is not reported
 
 
 @dataclass(frozen=True)
 class RatioInterval:
-    """B over A (above 1: B takes longer), with its interval."""
+    """The ratio of B to A (above 1: B takes longer), with its interval."""
 
     ratio: float
     low: float
@@ -49,7 +49,7 @@ class RatioInterval:
 
     @property
     def largest_change(self) -> float:
-        """The largest change, as a share in either direction, that the interval allows."""
+        """The largest change, in either direction and as a share, that the interval allows."""
         return max(self.high - 1.0, 1.0 - self.low)
 
 
@@ -60,11 +60,20 @@ def single_interval(
     spread: ProcessSpread = ASSUMED_SPREAD,
     bias: float = 0.0,
 ) -> RatioInterval | None:
-    """Return the ratio of the mean steps of one run each, B over A; None if one is not positive, or it is too wide.
+    """Return the ratio of the mean steps of two single runs, B over A.
 
-    A process keeps its memory layout, its cores and its neighbours from its first step to its last (Kalibera & Jones
-    2013, ISMM, section 4): the means' own intervals are widened by how far processes differ, and by ``bias``, the
-    standard deviation of what else may set the sides apart, as a share.
+    A process keeps its memory layout, its cores and the programs beside it from the first step to the last (Kalibera &
+    Jones 2013, ISMM, section 4). So the interval includes the spread of processes.
+
+    Args:
+        a: the mean step of A, with its interval.
+        b: the mean step of B.
+        confidence: of the interval that is returned.
+        spread: how much the means of processes of the same program differ.
+        bias: the standard deviation of other differences between the sides, as a share.
+
+    Returns:
+        the ratio; None if a mean is not positive, or if the interval is too wide.
     """
     if min(a.mean, b.mean) <= 0.0:
         return None
@@ -84,13 +93,21 @@ def repeats_interval(
     confidence: float = CONFIDENCE,
     bias: float = 0.0,
 ) -> RatioInterval | None:
-    """Return the ratio of geometric means, B over A, of one figure per run, with Student's t interval of logarithms.
+    """Return the ratio of geometric means, B over A, of a figure with one value per run.
 
-    Two or three runs hardly show how runs differ: Student's quantile allows for that, a bootstrap of so few does not
-    (Georges et al., OOPSLA 2007, section 3). Both sides are taken to scatter alike, which lets a side with a single run
-    borrow from the other, and holds the stated share of false alarms for any numbers of runs; Welch's interval does not
-    where one side has two. ``bias`` is as in ``single_interval``. There is no interval in the cases that are listed
-    there, nor of one run against one.
+    The interval is Student's t interval of the logarithms. It accounts for the small number of runs, which a bootstrap
+    would not (Georges et al., OOPSLA 2007, section 3). The variance is assumed to be equal on both sides. So a side
+    with a single run can use that of the other side, and the share of false alarms is correct for any numbers of runs,
+    unlike with Welch's interval if one side has two.
+
+    Args:
+        a: the values of A's runs.
+        b: the values of B's runs.
+        confidence: of the interval that is returned.
+        bias: the standard deviation of other differences between the sides, as a share.
+
+    Returns:
+        the ratio; None if each side has only one run, if a value is not positive, or if the interval is too wide.
     """
     values_a = require_finite(a)
     values_b = require_finite(b)
@@ -104,24 +121,24 @@ def repeats_interval(
     freedom = logs_a.size + logs_b.size - 2
     variance = (_squares(logs_a) + _squares(logs_b)) / freedom
     variance_of_difference = variance * (1.0 / logs_a.size + 1.0 / logs_b.size)
-    by_chance = student_quantile(freedom, confidence) * math.sqrt(
-        variance_of_difference
-    )
+    standard_error = math.sqrt(variance_of_difference)
+    half_by_chance = student_quantile(freedom, confidence) * standard_error
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    half_width = math.hypot(by_chance, normal * bias)
+    half_width = math.hypot(half_by_chance, normal * bias)
     ratio = math.exp(float(logs_b.mean() - logs_a.mean()))
     return _interval_around(ratio, half_width, confidence)
 
 
 def _squares(logs: Series) -> float:
+    """Return the sum of squares about the mean."""
     return float(((logs - logs.mean()) ** 2).sum())
 
 
 def change_word(interval: RatioInterval | None, same_within: float = MARGIN) -> Change:
-    """Return the word for an interval of B over A.
+    """Return the word for an interval of the ratio of B to A.
 
-    FASTER or SLOWER if the interval excludes 1 and the change exceeds ``MARGIN``; SAME if all of it lies within
-    ±``same_within`` of 1 (an equivalence, not an absence of proof); else UNCLEAR.
+    FASTER or SLOWER if the interval excludes 1 and the change exceeds ``MARGIN``; SAME if the whole interval is within
+    ±``same_within`` of 1, which proves that the change is small; otherwise UNCLEAR.
     """
     if interval is None:
         return "UNCLEAR"
@@ -135,10 +152,10 @@ def change_word(interval: RatioInterval | None, same_within: float = MARGIN) -> 
 
 
 def minimum_detectable_effect(interval: RatioInterval) -> float:
-    """Return the smallest true change, as a share, that would be called in four of five tries with data like these.
+    """Return the smallest true change, as a share, that would be detected in 80 % of comparisons with data like these.
 
-    (z + 0.842) / z half widths for a normal estimate, where z is the quantile that belongs to the interval's confidence
-    (Lehr 1992, Statistics in Medicine 11:1099). That assumes that the data repeat.
+    For a normal estimate it is (z + 0.842) / z half widths of the interval, where z is the normal quantile of the
+    interval's confidence (Lehr 1992, Statistics in Medicine 11:1099).
     """
     half_width = (interval.high - interval.low) / 2.0
     z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
@@ -146,21 +163,20 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:
-    """Return the same for ``runs`` per side, of processes that differ by ``spread``; several runs measure it."""
+    """Return the same for a future comparison with ``runs`` per side, of processes with a known ``spread``."""
     standard_error = spread.std * math.sqrt(2.0 / runs)
     freedom = spread.freedom
-    if runs > 1:
+    if runs > 1:  # the runs themselves will show the spread
         freedom = 2.0 * runs - 2.0
-    return max(
-        MARGIN,
-        math.expm1(standard_error * (student_quantile(freedom, CONFIDENCE) + _POWER)),
-    )
+    quantile = student_quantile(freedom, CONFIDENCE)
+    detectable_log = standard_error * (quantile + _POWER)
+    return max(MARGIN, math.expm1(detectable_log))
 
 
 def _interval_around(
     ratio: float, half_width: float, confidence: float
 ) -> RatioInterval | None:
-    """Return the interval with this half width in logarithms; None if it is too wide."""
+    """Return an interval around ``ratio`` with a half width in logarithms; None if it is too wide."""
     if 2.0 * half_width > math.log(WIDEST):
         return None
     factor = math.exp(half_width)

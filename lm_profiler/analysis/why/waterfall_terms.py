@@ -1,4 +1,4 @@
-"""From the ideal step to the measured one: the terms, each with its ceiling and what it consists of."""
+"""Computes the waterfall: the terms that add up from the ideal step to the measured one, and what each consists of."""
 
 from __future__ import annotations
 
@@ -30,43 +30,44 @@ from lm_profiler.record.run_record import (
     Waterfall,
 )
 
-LARGEST = 8  # contributors kept per term
+LARGEST = 8  # contributors that are kept per term
 
 _OPTIMIZER_PRODUCTS: TermName = "optimizer_products"
 
-_MOST_EXCESS = 0.10  # the share of the measured step by which work in the traced steps may exceed it
+# If the work in the traced steps exceeds the measured step by more than this share, no ceilings are shown.
+_MOST_EXCESS = 0.10
 
-_NOTED = 0.01  # the share of the step below which unknown bytes, or excess work, are not worth a note
+_NOTED = 0.01  # excess work, and work with unknown bytes, gets a note from this share of the step on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The untraced step of one device, and what that device could do. None means unknown."""
+    """The mean untraced step of one device, and the speed of the device. None means unknown."""
 
-    step_s: float  # its mean, in the 95 % interval from ``ci_low`` to ``ci_high``
+    step_s: float  # its 95 % interval is from ``ci_low`` to ``ci_high``
     ci_low: float | None
     ci_high: float | None
-    input_s: float  # part of it: waiting for the batch and for its transfer
-    ideal_s: float  # the model's FLOPs at the peak
+    input_s: float  # the part of the step that waits for the batch and its transfer
+    ideal_s: float  # the time of the model's FLOPs at the peak rate
     recomputed_share: float  # share of all FLOPs that activation checkpointing repeats
-    rates: Rates  # FLOP/s by the dtype of the factors
+    rates: Rates  # the peak FLOP/s by the dtype of the factors
     dtype: str  # dtype of most FLOPs; its rate is known
-    # the measured clock over the clock of the stated peak
+    # the measured clock rate over the clock rate of the stated peak
     clock_share: float | None = None
     without_optimizer: Sequence[str] = ()  # modules whose weights no optimizer updates
-    lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
-    # part of it: waiting for other ranks, by phase
+    lists: Lists = UNKNOWN_LISTS  # the parameters that an optimizer gets in lists
+    # the part of the step that waits for other ranks, by phase
     waiting_s: Mapping[str, float] = field(default_factory=dict)
-    # all of it by phase, on the clock that times the operators; empty on a device, where work runs after its phase
+    # the step by phase, on the clock that times operators; empty on a device, where work runs later than its phase
     phase_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
-    """Return the waterfall of ``step``: kernels take as long as while ``traced``, gaps are the rest.
+    """Return the waterfall of ``step``. The times of kernels are those in the ``traced`` steps; gaps are the rest.
 
-    Kernels that took longer while traced are scaled down to fit the measured step, and on the CPU each phase of it:
-    during a wait for the batch nothing runs there. So no term is negative, or more than the step. Each term has the
-    least and the most that it would be, had only one of the traced steps been traced: this is no interval.
+    If the kernels took longer in the traced steps, they are scaled down to fit the measured step (on the CPU, to fit
+    each phase). So no term is negative or larger than the step. Each term also has its smallest and its largest value
+    from any single traced step, which is not a confidence interval.
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
@@ -101,7 +102,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
 
 
 def _needless(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
-    """Yield what a step may do needlessly; of a phase that takes less time untraced, the same share of it."""
+    """Yield the possibly needless work of a step; if a phase is shorter without tracing, so is the work in it."""
     phase_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
         phase_ns[piece.phase] += own_ns
@@ -141,7 +142,7 @@ def _without_optimizer_products(terms: Sequence[Term]) -> list[Term]:
 def _with_extremes(
     terms: Sequence[Term], terms_by_step: Sequence[Sequence[Term]]
 ) -> list[Term]:
-    """Return ``terms`` with the least and the most that each would be, by all steps or by one of them alone."""
+    """Return ``terms`` with the smallest and the largest value of each, over all steps and any single one of them."""
     with_extremes = []
     for index, term in enumerate(terms):
         seconds = [term.seconds]
@@ -153,9 +154,9 @@ def _with_extremes(
 
 
 def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of the waterfall, which add up to the step; ``notes`` gets what makes them uncertain.
+    """Return the terms of the waterfall, which add up to the step; reasons why they are uncertain go to ``notes``.
 
-    Traced work that took longer than the measured step is scaled down; if it took much longer, no term has a ceiling.
+    Traced work that took longer than the measured step is scaled down. If it took much longer, terms have no ceilings.
     """
     busy_s = _busy_s(traced)
     available_s = step.step_s
@@ -182,8 +183,8 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     terms = _products(step, traced, notes)
     terms += _memory(step, traced, notes)
     terms += _waiting(step, traced)
-    # The rest makes the terms always add up to the step. Below a nanosecond it is the error of the sum, which
-    # differs between rows in memory and those of a file.
+    # The rest is a term too, so that the terms add up to the step. Below a nanosecond it is a rounding error, which
+    # differs between rows in memory and rows read from a file.
     rest_s = step.step_s - math.fsum(term.seconds for term in terms)
     if abs(rest_s) < 1e-9:
         rest_s = 0.0
@@ -194,10 +195,10 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
-    """Return ``traced`` with operators that take no longer than their phase does untraced, and gaps of the rest.
+    """Return ``traced`` with the operators of each phase scaled down to the untraced phase; its gaps get the rest.
 
-    Tracing lengthens operators, the more the smaller they are. In the sum over the step, time that tracing added to
-    one phase would be missing from the gaps of another. All gaps together are no longer than while traced.
+    Tracing lengthens operators, small ones most. If only the whole step were fitted, the time that tracing added to one
+    phase would be missing from the gaps of others. The sum of all gaps stays at most as long as in the traced steps.
     """
     operators_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
@@ -244,19 +245,19 @@ def _busy_s(traced: Traced) -> float:
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms that add up to the time of matmuls and fused attention.
+    """Return the terms that add up to the time of matrix products and fused attention.
 
-    They are the time of the model's FLOPs at the peak rate, what a lowered clock adds, what slow kernels add,
-    recomputation, and the products of the optimizer.
+    They are the time of the model's FLOPs at the peak rate, the additional time due to a lowered clock and due to slow
+    kernels, recomputation, and the products of the optimizer.
     """
     optimizers_products: list[Weighed] = []
-    products_of_passes: list[Weighed] = []
+    model_products: list[Weighed] = []
     for piece, own_ns in traced.by_use["products"]:
         if piece.phase == "optimizer":
             optimizers_products.append((piece, own_ns))
         else:
-            products_of_passes.append((piece, own_ns))
-    products_s = _seconds_of_step(products_of_passes, traced)
+            model_products.append((piece, own_ns))
+    products_s = _seconds_of_step(model_products, traced)
     repeated_s = products_s * step.recomputed_share
     ideal_s = min(step.ideal_s, products_s - repeated_s)
     if step.ideal_s > ideal_s:
@@ -275,11 +276,12 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     mean_share_at_peak = 0.0
     if products_s:
         mean_share_at_peak = ideal_s / products_s
+    # each piece with its time at the peak rate, and with the rest of its time
     at_peak: list[Weighed] = []
     beyond_peak: list[Weighed] = []
     floor_of_piece = partial(_at_peak_ns, step=step)
-    for piece, own_ns, floor_ns in with_floors(products_of_passes, floor_of_piece):
-        if floor_ns is None:  # its shapes are unknown
+    for piece, own_ns, floor_ns in with_floors(model_products, floor_of_piece):
+        if floor_ns is None:  # its shapes are unknown: assume the mean rate
             floor_ns = own_ns * mean_share_at_peak
         at_peak.append((piece, floor_ns))
         beyond_peak.append((piece, own_ns - floor_ns))
@@ -306,7 +308,8 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of all other kernels: what moving their bytes takes, and their excess."""
+    """Return the two terms of memory-bound kernels: the time to move their bytes, and the time beyond that."""
+    # each piece with the time to move its bytes, and with the rest of its time
     at_bandwidth = []
     beyond_bandwidth = []
     unknown_ns = 0.0
@@ -341,11 +344,12 @@ def _seconds_of_step(weighed: Iterable[Weighed], traced: Traced) -> float:
 
 
 def _waiting(step: Step, traced: Traced) -> list[Term]:
-    """Return the terms of waits, measured in the untraced step, and of gaps, if the trace has any.
+    """Return the terms of communication, of waiting for other ranks, of gaps, and of input.
 
-    Tracing stretches gaps: it shows where they are, and how long at most. A wait for the batch may be in the traced
-    steps alone, or in the others alone: it is never subtracted from gaps elsewhere. A wait for other ranks
-    is in the traced steps too: in collectives on a device's stream, else where no operator ran.
+    Waits are those of the untraced step. Gaps are in the traced steps, which show where they are and (since tracing
+    lengthens them) how long at most. A wait for a batch may occur only in the traced steps or only in the others, so it
+    is not subtracted from gaps of other phases. A wait for other ranks occurs in both: within the collectives of a
+    device, or otherwise in gaps.
     """
     copies_s = traced.seconds["input"]
     exchange_s = traced.seconds["communication"]
@@ -393,12 +397,12 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
 def _without_waits(
     gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int
 ) -> list[Gap]:
-    """Return ``gaps`` minus the waits in their phases (seconds per step), which are in the longest gaps."""
+    """Return ``gaps`` without the waits in their phases (per step), which are taken from the longest gaps."""
     waits_left_ns = {}
     for phase, seconds in waiting_s.items():
         waits_left_ns[phase] = round(seconds * 1e9 * steps)
     shortened = []
-    # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
+    # The longest gaps are the waits: waiting for a rank takes milliseconds, other gaps take microseconds.
     for gap in sorted(gaps, key=lambda gap: gap.ns, reverse=True):
         waited_ns = min(gap.ns, waits_left_ns.get(gap.phase, 0))
         if waited_ns > 0:
@@ -415,10 +419,10 @@ def _term(
     traced: Traced,
     why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
-    """Return a term of ``seconds`` per step, made up of the pieces ``weighed``; at most all of it could be saved.
+    """Return a term of ``seconds`` per step, with its phases and largest contributors.
 
-    ``weighed`` are the kernels or operators, each with the nanoseconds of it that belong to the term. ``why`` returns
-    the reason why a piece is slow (None if there is none), which is shown beside it.
+    ``weighed`` are the kernels or operators of the term, with the nanoseconds of each that belong to it. ``why``
+    returns the reason why a piece is slow, which is shown beside it, or None.
     """
     if traced.is_part:
         # ``_with_extremes`` needs only the seconds of a single traced step
@@ -437,7 +441,7 @@ def _term(
 def _gap_term(
     name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced
 ) -> Term:
-    """Return the term of ``seconds`` a step that consists of ``gaps``, in which nothing ran."""
+    """Return a term of ``seconds`` per step that consists of ``gaps``, in which nothing ran."""
     phases = by_phase([(gap.phase, gap.ns) for gap in gaps], seconds)
     causes = waits(gaps, seconds, traced.steps)
     return Term(
@@ -450,7 +454,7 @@ def _gap_term(
 
 
 def _sum_of(term_a: Term, term_b: Term) -> Term:
-    """Return both terms as one, which has the name of ``term_a``."""
+    """Return the sum of two terms, with the name of ``term_a``."""
     seconds = term_a.seconds + term_b.seconds
     phases = dict(term_a.phases)
     for phase, phase_s in term_b.phases.items():
@@ -473,7 +477,7 @@ def _product_of_piece(piece: Piece) -> Product | None:
 
 
 def _at_peak_ns(piece: Piece, step: Step) -> float | None:
-    """Return how long the whole call would take at the peak of its dtype."""
+    """Return how many nanoseconds the whole call would take at the peak rate of its dtype; None if unknown."""
     product = _product_of_piece(piece)
     if product is None:
         return None
@@ -484,8 +488,11 @@ def _at_peak_ns(piece: Piece, step: Step) -> float | None:
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
-    """Return what one call of each operator gets whose lists were too long for the trace: all parameters or a part."""
-    inputs_are_cut: dict[int, bool] = {}  # equal inputs are one object
+    """Return for operators whose lists of inputs were too long for the trace what one call gets.
+
+    All calls of such an operator in a step together get all parameters.
+    """
+    inputs_are_cut: dict[int, bool] = {}  # by id: equal inputs are the same object
     calls_of_operator = defaultdict[str, set[int]](set)
     for piece, _ in traced.by_use["memory"]:
         if piece.inputs is None:
@@ -508,7 +515,7 @@ def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
 def _at_bandwidth_ns(
     piece: Piece, step: Step, lists: Mapping[str, Lists]
 ) -> float | None:
-    """Return how long moving the bytes of the whole call would take at the memory's bandwidth."""
+    """Return how many nanoseconds moving the bytes of the whole call would take at the memory bandwidth; or None."""
     if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
     operator = piece.operator or ""
@@ -531,9 +538,9 @@ def _kernels_or_operators(traced: Traced) -> str:
 
 
 class _ContributorKey(NamedTuple):
-    """The key of a contributor: a module, or outside of modules a phase and an operator or kernel.
+    """Identifies a contributor: a module; or for work outside of modules, a phase and an operator or kernel.
 
-    Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
+    Examples of the latter are the optimizer, and a loss that the LightningModule computes itself.
     """
 
     module: str | None
@@ -548,9 +555,14 @@ def contributors(
     things: str,
     why: Callable[[Piece], str | None] | None = None,
 ) -> list[Contributor]:
-    """Return the largest modules of a term of ``seconds`` per step; the weights cover all ``steps``.
+    """Return the largest contributors to a term.
 
-    ``things`` is the word for the pieces; ``why`` returns what is known about the largest piece of a contributor.
+    Args:
+        weighed: the pieces of the term over all ``steps``, with their nanoseconds.
+        seconds: the time of the term per step, which is divided among the contributors.
+        steps: the number of traced steps.
+        things: the word for pieces: "kernels" or "operators".
+        why: returns the reason why a piece is slow, or None; it is called for the largest piece of a contributor.
     """
     if seconds <= 0.0:
         return []
@@ -604,7 +616,7 @@ def _detail(
     things: str,
     why: Callable[[Piece], str | None] | None,
 ) -> str:
-    """Return the share of the largest kind, and what is known about the largest piece."""
+    """Return a text with the count and the time of the largest kind of pieces, and why the largest piece is slow."""
     largest_kind = _largest_sum((piece.kind, ns) for piece, ns in group)
     pieces_of_kind = sum(1 for piece, _ in group if piece.kind == largest_kind.name)
     count = f"{round(pieces_of_kind / steps, 2):,g}"  # 23 in two steps are 11.5
@@ -624,9 +636,9 @@ _Key = TypeVar("_Key")
 
 
 def _largest_first(sums_ns: Mapping[_Key, float]) -> list[_Key]:
-    """Return the keys by their sums; equal ones stay in their order.
+    """Return the keys sorted by their sums, the largest first; keys with equal sums keep their order.
 
-    Sums of the same nanoseconds differ in their last digits if what they are scaled by does.
+    Sums are rounded, because scaling makes equal sums differ in their last digits.
     """
     return sorted(sums_ns, key=lambda key: round(sums_ns[key], 3), reverse=True)
 
@@ -648,7 +660,7 @@ def _largest_sum(weighed: Iterable[tuple[str, float]]) -> _LargestSum:
 
 
 def ms(seconds: float) -> str:
-    """Return ``seconds`` in words, to three digits at least."""
+    """Return ``seconds`` as text in milliseconds, with at least three digits."""
     milliseconds = seconds * 1e3
     if milliseconds >= 99.95:
         return f"{milliseconds:,.0f} ms"
@@ -656,7 +668,7 @@ def ms(seconds: float) -> str:
 
 
 def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:
-    """Return how ``seconds`` divide among the phases of the ``weighed`` pieces, the longest first."""
+    """Divide ``seconds`` among phases in proportion to the ``weighed`` ones; the longest phase comes first."""
     if seconds <= 0.0:
         return {}
     weights: defaultdict[str, float] = defaultdict(float)
@@ -670,7 +682,7 @@ def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, 
 
 
 def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
-    """Return the largest causes of ``gaps``, which add up to ``seconds`` per step."""
+    """Return the largest causes of ``gaps``, with shares of ``seconds`` per step in proportion to their length."""
     if seconds <= 0.0:
         return []
     lost_ns: Counter[str] = Counter()
