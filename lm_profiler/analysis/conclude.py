@@ -1,6 +1,6 @@
-"""Turns evidence into the record: pure arithmetic, the same at a run's end, for an old or a killed run, and in a test.
+"""Turns evidence into the record, by pure functions. They are the same at the end of a run and for old or killed runs.
 
-Each finding is a separate function; one that fails leaves a note, and its figures unknown.
+Each group of figures is computed by a function of its own. If one fails, a note says so and its figures are unknown.
 """
 
 from __future__ import annotations
@@ -84,16 +84,17 @@ _ON_STREAM = (
     "durations of collectives on the device's stream, in steps after the measured ones"
 )
 
-_MOST_UNCOUNTED = 5  # the most names in the note on what was not counted
-_SAME_SIZE = 0.01  # relative distance of mean batch sizes that is not worth a note
-_SAME_FIGURE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
+# the most names in the note on operators whose FLOPs were not counted
+_MOST_UNCOUNTED = 5
+_SAME_SIZE = 0.01  # mean batch sizes that differ by a smaller share count as equal
+_SAME_FIGURE = 1e-6  # figures that differ by a smaller share count as equal: rows in a file are rounded to a nanosecond
 _INPUTS = {field.name for field in fields(Evidence)} - {"notes"}
 
 
 class RunSteps:
-    """The measured steps of ``evidence``, and what several findings compute from them.
+    """The measured steps of a run, and figures of them that several functions below use.
 
-    A run that failed has the steps that all its ranks finished.
+    If the run failed, only the steps that all its ranks finished count.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -109,31 +110,31 @@ class RunSteps:
 
     @property
     def stretch(self) -> Sequence[StepRow]:
-        """The steps that the figures use."""
+        """The steps that the figures describe: the longest level, for example."""
         return self.steps[self.model.begin : self.model.end]
 
     @cached_property
     def counts(self) -> MeanCounts:
-        """Batches and samples of a step of the stretch, over all ranks."""
+        """The mean numbers of batches, samples and so on per step of the stretch, over all ranks."""
         return mean_counts(
             self.evidence.batch_counts, [row.step for row in self.stretch]
         )
 
     @property
     def batches(self) -> float | None:
-        """Batches of a measured step of rank 0; None means unknown."""
+        """The mean number of batches per measured step of rank 0; None means unknown."""
         return mean_counts(
             self.evidence.batch_counts[:1], self.timed.step.tolist()
         ).batches
 
     @cached_property
     def short_steps(self) -> dict[int, int]:
-        """The measured steps of rank 0 with fewer samples than most, and their samples: the last of an epoch."""
+        """The samples of the measured steps of rank 0 that have fewer than most, such as the last step of an epoch."""
         return short_steps(self.evidence.batch_counts[:1], self.timed.step.tolist())
 
     @property
     def workers(self) -> int | None:
-        """Processes of the loader."""
+        """The number of the loader's worker processes; None means unknown."""
         if self.evidence.settings is None:
             return None
         return self.evidence.settings.num_workers
@@ -145,7 +146,7 @@ class RunSteps:
         return self.evidence.environment
 
     def facts(self, record: RunRecord) -> RunFacts:
-        """Return ``record`` and what ``binding`` needs beside it to decide what limits the step."""
+        """Return the facts from which ``binding`` finds the bottleneck."""
         return RunFacts(
             record,
             self.steps,
@@ -156,7 +157,7 @@ class RunSteps:
 
     @property
     def devices(self) -> int:
-        """The number of devices that share a step's FLOPs. Ranks on the CPU share its cores: they are one device."""
+        """The number of devices that share the FLOPs of a step; 1 on the CPU, whose cores all ranks share."""
         if self.machine.device_type == "cpu":
             return 1
         return self.evidence.world_size
@@ -169,13 +170,17 @@ class RunSteps:
 
     @property
     def main_dtype(self) -> Dtype | None:
-        """The dtype in which this run multiplies most."""
+        """The dtype of most of the FLOPs of this run."""
         narrow = narrow_dtype(_main_dtype(self.evidence))
         return narrow or self.dtype(main_precision(self.evidence))
 
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
-        """The work of a mean measured step. If its size differs from that of the counted batch, bytes are unknown."""
+        """The FLOPs of a mean measured step, and its work by phase.
+
+        They were counted in one step, and are scaled if the mean step has larger or smaller batches. Bytes are then
+        unknown.
+        """
         evidence = self.evidence
         scale = self.work_scale
         if scale == 1.0:
@@ -195,10 +200,10 @@ class RunSteps:
 
     @property
     def work_scale(self) -> float:
-        """The size of a mean measured step over that of the step whose work was counted; 1 if it is unknown.
+        """The ratio of the size of a mean measured step to that of the step whose work was counted; 1 if unknown.
 
-        The size is the number of elements of the batches, or else of batches: work is proportional to the number of
-        samples, and, except for attention, to the length of sequences.
+        The size is the number of elements in the batches, or else the number of batches. Work is proportional to the
+        number of samples, and (except in attention) to the length of sequences.
         """
         evidence = self.evidence
         counts = self.counts
@@ -210,7 +215,7 @@ class RunSteps:
 
     @property
     def unlike_batches_note(self) -> list[str]:
-        """Return a note if the batches of measured steps are not as large as those whose work was counted."""
+        """A note if batches of the measured steps differ in size from those whose work was counted."""
         evidence = self.evidence
         counts = self.counts
         if evidence.flops is None:
@@ -233,7 +238,7 @@ class RunSteps:
 
 
 def main_precision(evidence: Evidence) -> str:
-    """Return Lightning's name of the most used precision, by FLOPs: a module may enter autocast by itself."""
+    """Return Lightning's name of the precision of most FLOPs, which may differ from the Trainer's option (autocast)."""
     main_dtype = _main_dtype(evidence)
     if main_dtype is None:
         return evidence.precision
@@ -250,14 +255,14 @@ def _main_dtype(evidence: Evidence) -> str | None:
 
 Fields = dict[str, Any]  # fields of the record
 
-# a function of the run, the record so far, and the notes, to which it may add; it returns fields of the record
+# Takes the run, the record so far, and the list of notes, to which it may add. Returns fields of the record.
 Finding = Callable[[RunSteps, RunRecord, list[str]], Fields]
 
 
 def conclude(
     evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None
 ) -> RunRecord:
-    """Return the record of ``evidence``, with all findings unless ``findings`` names some."""
+    """Return the record of ``evidence``; ``findings`` are the functions that compute it (by default ``FINDINGS``)."""
     if findings is None:
         findings = FINDINGS
     notes = list(evidence.notes)
@@ -267,7 +272,7 @@ def conclude(
         try:
             figures = finding(run, record, notes)
         except Exception as error:
-            # the measurements and the other findings are still right
+            # the measurements, and the figures of the other functions, are still correct
             notes.append(
                 f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": ")
             )
@@ -286,7 +291,7 @@ def _shared_fields(source: Evidence | RunRecord) -> Fields:
 
 
 def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the number of steps of each stage, planned or not, and the time of the slowest rank's first step."""
+    """Return the number of steps of each stage (also of planned ones), and the slowest rank's first step in seconds."""
     rows = run.rows
     stages = dict.fromkeys(
         [*run.evidence.steps_planned, *np.unique(rows.stage).tolist()]
@@ -329,7 +334,7 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 
 
 def _steadiness(run: RunSteps) -> Steadiness:
-    """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
+    """Return the course of the steps. If all odd phases of a pattern have a shorter batch, the pattern is marked."""
     parts_s = {}
     for part in PARTS:
         parts_s[part] = np.array([row.time(part) for row in run.steps])
@@ -359,7 +364,10 @@ def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Note if the steps of the stage ``actions`` differ from the level; its last step is followed line by line."""
+    """Add a note if the steps of the stage ``actions`` differ from the level.
+
+    Its last step does not count, because Python is profiled in it.
+    """
     later = mean_over_ranks(
         run.rows.of_stages("actions").timed, run.evidence.world_size
     )
@@ -368,9 +376,9 @@ def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 
 
 def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the loader with the share of the time in which its workers were awake; unknown of several ranks.
+    """Return the loader's facts with the share of time in which workers were awake; nothing with several ranks.
 
-    CPU time of this run's processes, except the one that trains, is the workers'.
+    The CPU time of the workers is that of all processes of the run minus that of the training process.
     """
     evidence = run.evidence
     loader = evidence.loader
@@ -389,9 +397,9 @@ def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep:
-    """Return ``odd`` with its shorter batch as the cause, if it took less time for that.
+    """Return a step that was fast because of a shorter batch with that as its cause; other steps unchanged.
 
-    ``short_batches`` has the samples of steps with fewer of them than most.
+    ``short_batches`` has the samples of the steps that have fewer than most.
     """
     if odd.ratio >= 1.0 or odd.step not in short_batches:
         return odd
@@ -402,15 +410,13 @@ def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep
 
 
 def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the step in the long run, and its throughput, where the measured steps lived on prefetched batches.
-
-    One batch per worker is usual.
-    """
+    """Return the long-run time of a step and its throughput, if the measured steps used up prefetched batches."""
     loader = run.evidence.loader
     steps = run.steps
     step = record.time.get("step")
     if loader is None or not steps or step is None:
         return {}
+    # it is normal that the queue shrinks by one batch per worker
     if (loader.used_up or 0) <= (loader.workers or 0):
         return {}
     batches = run.batches or run.evidence.accumulate_grad_batches
@@ -439,10 +445,7 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the record's section on memory: its peaks, what holds it, and what is held between the phases.
-
-    All functions that conclude a section have the same arguments; this one needs neither ``record`` nor ``notes``.
-    """
+    """Return the record's section on memory: peaks, memory by cause, and memory between phases."""
     evidence = run.evidence
     facts = MemoryFacts(
         measured=_reading(run.timed.largest_memory),
@@ -461,7 +464,7 @@ def _reading(peaks: Peaks) -> MemoryReading:
 
 
 def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the energy of a step, by its share of the time; unknown if not all ranks reported their GPUs."""
+    """Return the energy per step, as its share of all energy by time; unknown unless all ranks reported their GPUs."""
     evidence = run.evidence
     telemetry = evidence.telemetry
     if (
@@ -483,7 +486,7 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the owners of ``other`` with rank 0's ``other`` in the stretch: other ranks log nothing."""
+    """Return the owners of ``other`` with the mean time of ``other`` on rank 0, the only rank that logs."""
     owned = run.evidence.other_by_owner
     if owned is None:
         return {}
@@ -497,7 +500,7 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return how close a step comes to the machine's ceiling and to the datasheet's peak."""
+    """Return the FLOP/s of a step as a share of the machine's measured ceiling, and of its datasheet's peak."""
     flops, _ = run.work
     step_s = record.time["step"].mean
     if flops is None or not step_s:
@@ -522,7 +525,7 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _with_unexplained_kernels(flops: Flops, kernels: KernelTable | None) -> Flops:
-    """Return ``flops`` as a lower bound if a trace has kernels that may multiply and no operator launched."""
+    """Return ``flops`` with the names of kernels that may multiply matrices but were not counted, by a trace."""
     if kernels is None:
         return flops
     names = unexplained_kernels(kernels, flops.functions_counted, flops.uncounted)
@@ -530,7 +533,7 @@ def _with_unexplained_kernels(flops: Flops, kernels: KernelTable | None) -> Flop
 
 
 def _uncounted_note(flops: Flops) -> list[str]:
-    """Return a note if the FLOPs are a lower bound, with what was not counted."""
+    """Return a note if the FLOPs are a lower bound; it names what was not counted."""
     if not flops.uncounted:
         return []
     names = ", ".join(flops.uncounted[:_MOST_UNCOUNTED])
@@ -543,7 +546,10 @@ def _uncounted_note(flops: Flops) -> list[str]:
 
 
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return who waited in the stretch, or in the later steps whose collectives were timed on the stream."""
+    """Return the work and waiting of the ranks.
+
+    It is about the stretch, or about the later steps in which collectives were timed on a device's stream, if any were.
+    """
     evidence = run.evidence
     if len(evidence.timelines) < 2:
         return {}
@@ -564,7 +570,7 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the rates of the machine: those that the user stated, those of its datasheet, else measured ones."""
+    """Return the peak rates of the machine: stated by the user, or from its datasheet, or else measured."""
     evidence = run.evidence
     dtype = run.main_dtype
     use = record.utilisation
@@ -576,7 +582,7 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if torch_dtype is not None and evidence.peak_flops_per_s is not None:
         stated[torch_dtype] = evidence.peak_flops_per_s
     if torch_dtype is not None and use is not None:
-        # unknown if the step beat it
+        # None if the step was faster than the ceiling
         measured[torch_dtype] = use.ceiling_flops_per_s
     device_name = run.machine.device_name
     copied_bytes_per_s = evidence.copied_bytes_per_s
@@ -592,7 +598,7 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the floor of each phase, and a note on phases that beat theirs."""
+    """Return the floor (least time) of each phase, and details on phases that were faster than theirs."""
     _, work_by_phase = run.work
     rates = record.rates or Rates()
     took_s = {phase: record.time[phase].mean for phase in work_by_phase}
@@ -610,7 +616,7 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 def waterfall_of(
     evidence: Evidence, record: RunRecord, devices: int
 ) -> Waterfall | None:
-    """Return where the mean step went, on one of ``devices``; None if FLOPs, peak or trace are unknown."""
+    """Return the waterfall of the mean step on one of ``devices``; None if FLOPs, peak or trace are unknown."""
     traced = evidence.traced
     use = record.utilisation
     times = record.time.get("step")
@@ -670,7 +676,7 @@ def waterfall_of(
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return what is switched on already, so that no remedy proposes it."""
+    """Return the settings of the run, with facts that are known only now; remedies depend on them."""
     settings = run.evidence.settings
     if settings is None:
         return {}
@@ -681,7 +687,7 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
         figures["checkpointing"] = use.flops.recomputation > 0
     main_dtype = _main_dtype(run.evidence)
     if main_dtype in ("bfloat16", "float16", "float64"):
-        # by the module's own autocast, or its weights' dtype
+        # because of the module's own autocast, or of the dtype of its weights
         figures["precision"] = main_dtype
     figures["tokens_per_batch"] = None
     figures["samples_per_batch"] = None
@@ -698,11 +704,11 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"settings": settings.model_copy(update=figures)}
 
 
-_IMBALANCED = 2.0  # tokens of the busiest expert over those of the mean one
+_IMBALANCED = 2.0  # the busiest expert gets at least this many times the tokens of the mean expert
 
 
 def _imbalance_of_experts(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Add a note if an expert was sent twice as many tokens as the mean one, or more."""
+    """Add a note if an expert gets at least twice as many tokens as the mean one."""
     if not record.experts:
         return {}
     worst = max(record.experts, key=attrgetter("busiest_ratio"))
@@ -722,7 +728,8 @@ def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"verdict": binding(run.facts(record))}
 
 
-# what is found, in the order in which findings need each other; a note on one that fails begins with its name
+# The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
+# note begins with its name.
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
     ("figures", _times_of_steps),
@@ -747,18 +754,18 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
 
 @dataclass(frozen=True)
 class Change:
-    """A change of ``field``, a dotted path in the record; None if the old or the new record lacks it."""
+    """A figure that differs between two records."""
 
-    field: str
-    before: Any
-    now: Any
+    field: str  # its path in the record, with dots
+    before: Any  # None if the old record lacks it
+    now: Any  # None if the new record lacks it
 
 
 def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Change]]:
-    """Return the record of the run in ``folder`` by today's rules, and what differs from ``record``, which it left.
+    """Compute the record of the run in ``folder`` again from its evidence; return it and the changes from ``record``.
 
     Raises:
-        RecordError: its evidence is not there, or is damaged.
+        RecordError: the evidence is missing or damaged.
     """
     new_record = conclude(read_evidence(folder))
     figures_before = record.model_dump(exclude=_INPUTS)
@@ -767,7 +774,7 @@ def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Ch
 
 
 def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
-    """Yield what differs between two values at ``path`` of a record: mappings, sequences, numbers or others."""
+    """Yield the differences between two values at ``path`` of a record: mappings, sequences, numbers or others."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from _changes(
@@ -788,7 +795,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 
 
 def with_unfinished(runs: Collection) -> Collection:
-    """Return ``runs``; an unfinished run gets the figures of the steps that it finished."""
+    """Return ``runs``, with figures for unfinished runs from the steps that they have finished."""
     problems = list(runs.problems)
     entries = [
         none_if_unreadable(_with_finished_steps, entry, problems=problems) or entry
@@ -805,7 +812,7 @@ def _with_finished_steps(entry: Entry) -> Entry:
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
-    """Return ``record``, which rank 0 did not complete, with the first cause among the ends that its ranks left."""
+    """Return ``record``, which rank 0 did not complete, with the failure that caused the end of its ranks."""
     cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
     if cause is None or cause.status == "ok":
         return record
@@ -813,7 +820,7 @@ def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
-    """Return ``record``, which has no steps yet, with the figures of the steps in ``rows``."""
+    """Return ``record``, which has no figures yet, with those of the steps in ``rows``."""
     evidence = Evidence(
         **_shared_fields(record), rows=rows, world_size=world_of(record) or 1
     )

@@ -1,4 +1,4 @@
-"""How failed ranks of a run ended, and which of these ends caused the others."""
+"""Records how the ranks of a run ended, and finds which of these ends caused the others."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from lm_profiler.record.findings import Failure
 from lm_profiler.record.run_record import Status
 from lm_profiler.record.text import ranks_text
 
-RANK_LOST = "RankLost"  # type of the failure if a rank ended without leaving an end
-LOOP_ENDED = "LoopEnded"  # type of the failure if a rank's loop ended well while the other ranks had more steps to do
+RANK_LOST = "RankLost"  # type of the failure if a rank ended without writing how
+LOOP_ENDED = "LoopEnded"  # type of the failure if a rank's loop ended normally while the other ranks had more steps
 
 
 class RankEnd(Part):
-    """How a rank ended: ``ended.rank<n>.json``. The status is ``ok`` if its loop ended before the steps were done."""
+    """How a rank ended, from its file ``ended.rank<n>.json``."""
 
-    status: Annotated[Status, Newer]
+    status: Annotated[
+        Status, Newer
+    ]  # ``ok`` if its loop ended normally, but earlier than those of other ranks
     failure: Failure
     at: float  # seconds since 1970, on the clock of its host
-    followed: bool = False  # whether another rank's end caused it: a collective failed, or no rank was left to wait for
+    # whether the end of another rank caused it: a collective failed, or all other ranks had ended
+    followed: bool = False
 
     @property
     def is_signalled(self) -> bool:
-        """Whether a signal ended it that launchers also send when another rank is lost; Ctrl-C is from the user."""
+        """Whether a signal ended it that a launcher may have sent because another rank was lost (not Ctrl-C)."""
         return self.status == "interrupted" and self.failure.type != "KeyboardInterrupt"
 
     @property
     def is_own_failure(self) -> bool:
-        """Whether the rank failed by itself: no other rank's end caused it."""
+        """Whether the rank failed by itself, and not because of another rank."""
         return self.status != "ok" and not self.followed
 
 
 def end_file(rank: int) -> str:
-    """Return the name of the rank's file in the run's folder."""
+    """Return the name of the file in the run's folder in which ``rank`` writes how it ended."""
     return f"ended.rank{rank}.json"
 
 
 def read_ends(folder: Path) -> dict[int, RankEnd]:
-    """Return the readable ends that ranks left in ``folder``."""
+    """Return how ranks ended, by rank, from the readable files in ``folder``."""
     ends: dict[int, RankEnd] = {}
     for path in sorted(folder.glob("ended.rank*.json")):
         rank_text = path.name.split(".")[1].removeprefix("rank")
@@ -54,9 +57,9 @@ def read_ends(folder: Path) -> dict[int, RankEnd]:
 
 
 def end_of_loop(rank: int, host: str, steps: int, now_s: float) -> RankEnd:
-    """Return the end of a ``rank`` whose loop ended after ``steps`` steps, before its stages were done.
+    """Return the end of a ``rank`` whose loop ended after ``steps`` steps, before all stages of the run were done.
 
-    It is no failure unless the other ranks fail: then they waited for steps that this rank did not have.
+    It counts as a failure only if other ranks fail, because they waited for steps that this rank did not have.
     """
     message = (
         f"its loop ended after step {steps} while the other ranks had more steps to do: "
@@ -73,15 +76,16 @@ def first_end(
 ) -> RankEnd | None:
     """Return the end that caused the others.
 
-    It is the first of these that there is: the earliest failure of a rank's own; the loop that ended first; a rank that
-    left no end; any end. A signal may have been sent because of another rank, so it counts only if no rank is lost.
+    The candidates are, in this order: the earliest failure that no other rank caused; the loop that ended first; a rank
+    that ended without writing how; any end. A signal may be the result of another rank's end, so it counts only if no
+    rank is lost.
 
     Args:
-        ends: the ends that ranks left.
+        ends: how ranks ended, if they wrote it.
         ranks: all ranks.
-        codes: their exit codes, if known; None for a rank that runs.
+        codes: their exit codes, if known; None for a rank that is still running.
     """
-    # Hosts' clocks differ by milliseconds; an end that another caused comes later, or is marked.
+    # The clocks of hosts differ only by milliseconds, and an end that was caused by another one is later or marked.
     own_failures = sorted(
         (end for end in ends.values() if end.is_own_failure), key=_end_time
     )
@@ -114,9 +118,9 @@ def _lost_ranks(
     codes: Mapping[int, int | None],
     was_signalled: bool,
 ) -> list[int]:
-    """Return the ranks that left no end and may have caused the others' ends.
+    """Return the ranks that did not write how they ended, and may have caused the ends of others.
 
-    After a signal, a rank that is known to run, or to have succeeded, is not the cause.
+    If others were ended by a signal, a rank that is known to be running, or to have succeeded, is not the cause.
     """
     silent_ranks = [rank for rank in ranks if rank not in ends]
     failed_ranks = [rank for rank in silent_ranks if rank not in codes or codes[rank]]
@@ -128,17 +132,17 @@ def _lost_ranks(
 def _end_of_lost(
     lost_ranks: Sequence[int], codes: Mapping[int, int | None], near_end: RankEnd
 ) -> RankEnd:
-    """Return the end of the first of ``lost_ranks``, which left none itself.
+    """Return an end for the first of ``lost_ranks``, which did not write one itself.
 
-    Its phase and step are those of ``near_end``, the end of another rank: all ranks are in about the same step.
+    Phase and step are taken from ``near_end``, the end of another rank, because all ranks are in about the same step.
     """
     lost_rank = lost_ranks[0]
     has_code = lost_rank in codes
     message = how_it_ended(codes[lost_rank]) if has_code else "ended without a word"
     if len(lost_ranks) > 1:
         message += f"; so did {ranks_text(lost_ranks[1:])}"
-    # A known code means that this process, or its parent, started the rank on this host. ``near_end`` is the end of
-    # this process where it looks for itself, so its host is the same.
+    # If the exit code is known, this process or its parent started the rank on this host, and ``near_end`` is from this
+    # host too.
     host = near_end.failure.host if has_code else None
     changes = {
         "type": RANK_LOST,
@@ -155,7 +159,7 @@ def _end_of_lost(
 
 
 def how_it_ended(code: int | None) -> str:
-    """Return in words how a process ended, from its exit code; None: it runs."""
+    """Return a description of how a process ended, from its exit code (None: it is still running)."""
     if code is None:
         return "hangs, or did not receive the signal that ended the others"
     if code == 0:

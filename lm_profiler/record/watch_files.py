@@ -1,7 +1,8 @@
-"""The files of a watched run: windows of steps, events, what each rank does now, its last steps.
+"""The files of a watched run: windows of steps, events, the status of each rank, and its last steps.
 
-Every rank writes its own files, so that no rank waits for another. All but the last steps are lines of JSON or one
-JSON that is replaced as a whole, so they can be read during the run, also on another machine.
+Each rank writes files of its own, so that no rank waits for another. The last steps are binary. The other files are
+lines of JSON, or a single JSON document that is replaced as a whole, so that they can be read during the run, also on
+another machine.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from lm_profiler.record.files import (
 )
 from lm_profiler.record.parts import TIMED
 
-# A row of the last steps: 52 bytes. Seconds of each of ``TIMED``, on the device if there is one.
+# A row of the last steps (52 bytes); the seconds are those of each of ``TIMED``, on the device if there is one.
 STEP_ROW = np.dtype(
     [("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))]
 )
 
-# a bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
-# 12:2195)
+# The end of a bucket is 4 % above its beginning, so that quantiles are correct to within 2 %, as in DDSketch (Masson et
+# al., VLDB 2019, 12:2195).
 _GROWTH = 1.04
 
 
 class Sketch(Part):
-    """The distribution of some durations in seconds, mergeable: sums add up, buckets add up."""
+    """A histogram of durations in seconds, with buckets of equal ratio. Two sketches can be merged."""
 
     count: int = 0
     sum: float = 0.0
     min: float = math.inf
     max: float = 0.0
-    # counts of durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds, by k; shorter than 1 ns counts as 1 ns
+    # by k: the number of durations from ``1.04**k`` to ``1.04**(k + 1)`` seconds; shorter than 1 ns counts as 1 ns
     buckets: dict[int, int] = Field(default_factory=dict)
 
     @staticmethod
     def from_seconds(seconds: NDArray[np.float64]) -> Sketch:
-        """Return the sketch of ``seconds``; unknown ones (NaN) do not count."""
+        """Return the sketch of ``seconds``, without unknown ones (NaN)."""
         durations = seconds[~np.isnan(seconds)]
         if not durations.size:
             return Sketch()
@@ -70,7 +71,7 @@ class Sketch(Part):
         )
 
     def merge(self, sketch: Sketch) -> Sketch:
-        """Return the sketch of the durations of both."""
+        """Return the sketch of all durations of this sketch and of ``sketch``."""
         return Sketch(
             count=self.count + sketch.count,
             sum=self.sum + sketch.sum,
@@ -86,7 +87,7 @@ class Sketch(Part):
         return self.sum / self.count
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration below which ``share`` of all lie, within 2 %; None if there are none."""
+        """Return a quantile of the durations, correct to within 2 %; None if there are no durations."""
         count = 0
         for bucket_number in sorted(self.buckets):
             count += self.buckets[bucket_number]
@@ -97,19 +98,20 @@ class Sketch(Part):
 
 
 class WatchWindow(Part):
-    """Some consecutive steps, a thousand or more once it is complete."""
+    """Consecutive steps: a thousand or more if the window is complete."""
 
     first_step: int
-    steps: int
+    steps: int  # number of steps
     began_s: float  # seconds since 1970
-    seconds: dict[str, Sketch]  # by part of the step that took time, and of the step
-    # the least memory between steps: the device's, else the process's resident memory
+    seconds: dict[str, Sketch]  # for each part that took time, and for the whole step
+    # the least memory between steps: that of the device, or else the resident memory of the process
     held_bytes: int | None = None
-    # the peak by the end of the window: the allocator's since its last reset, else resident since the process began
+    # the peak at the end of the window: of the allocator since its last reset, or else of resident memory since the
+    # process began
     peak_bytes: int | None = None
 
     def merge(self, next_window: WatchWindow) -> WatchWindow:
-        """Return the window of these steps and of those of ``next_window``, which follow."""
+        """Return one window with the steps of this window and of ``next_window``, which must follow."""
         windows = (self, next_window)
         seconds = dict(self.seconds)
         for part, sketch in next_window.seconds.items():
@@ -134,8 +136,7 @@ class WatchWindow(Part):
 class WatchEvent(Part):
     """Something that happened to a watched run.
 
-    An event is written again when more is known of it: its rank, kind, step and time are its name, and the last line
-    with that name counts.
+    Rank, kind, step and time identify an event. It is written again when it changes, and the last line counts.
     """
 
     at_s: float = 0.0  # seconds since 1970
@@ -148,36 +149,37 @@ class WatchEvent(Part):
         ],
         Newer,
     ]  # fmt: skip
-    # the part of the step that differs most; None if the whole step does, or if it is outside of steps
+    # the part of the step that changed most; None if several parts did, or if the event is outside of steps
     part: str | None = None
-    # whether all parts of the step became slower or faster alike, as a slower machine makes them
+    # whether all parts of the step changed by the same ratio, which means that the machine's speed changed
     in_all_parts: bool | None = None
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began
-    # the last step before it went back, or before growth ended
+    # the last step before the level went back, or before growth ended
     until_step: int | None = None
-    # how a level changed, if not at once: it still moves, it moves back and forth, or it alternates between two
+    # how a level changes if it does not jump once: steadily, up and down, or between two values
     course: Annotated[Literal["drift", "wanders", "alternates"] | None, Newer] = None
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
-    # seconds until memory is full, at that rate of growth
+    # seconds until memory is full if it continues to grow at this rate
     full_in_s: float | None = None
-    times: int = 1  # how often it has happened by now
-    # seconds that it has cost by now: what slow steps took beyond the usual, how long others waited for a late rank
+    times: int = 1  # how often it has happened so far
+    # its cost so far in seconds: the excess of slow steps, or the time for which others waited for a late rank
     cost_s: float | None = None
-    # slow steps like it, the last fifty of them
+    # the last fifty slow steps of this event
     steps: list[int] = Field(default_factory=list)
-    every_steps: int | None = None  # steps from one to the next, if they come regularly
-    starts_epochs: bool | None = None  # whether they are the first steps of epochs
-    # share of the steps since the first that are like it, if they come irregularly
+    every_steps: int | None = None  # the interval between slow steps, if it is regular
+    # whether the slow steps are the first steps of epochs
+    starts_epochs: bool | None = None
+    # if they are irregular, the share of slow steps among all steps since the first of them
     share: float | None = None
     grew_bytes: int | None = None  # by how much memory has grown
-    # whether another event stands for it: it is no event any more
+    # whether the event is no longer valid, because it is part of another one or turned out to be none
     withdrawn: bool = False
     chronic: bool | None = None  # whether the rank was late repeatedly
-    trace: str | None = None  # the folder of the trace that it caused
+    trace: str | None = None  # the folder of the trace that was taken because of it
 
     @property
     def ratio(self) -> float | None:
@@ -187,7 +189,7 @@ class WatchEvent(Part):
 
 
 class WatchStatus(Part):
-    """The current activity of a rank, and where the time of the fit went so far."""
+    """The current activity of a rank, and how the time of the fit so far divides."""
 
     schema_version: Literal[1] = 1
     rank: int = 0
@@ -198,24 +200,24 @@ class WatchStatus(Part):
     ended: bool = False
     error: str | None = None  # the type of the error that ended the fit, if one did
     steps: int = 0
-    phase: str = ""  # the part of the step that runs now
+    phase: str = ""  # the current part of the step
     # seconds by term; they add up to ``wall_s``
     ledger: dict[str, float] = Field(default_factory=dict)
     wall_s: float = 0.0
-    window: WatchWindow | None = None  # steps that no complete window has yet
+    window: WatchWindow | None = None  # the steps after the last complete window
     held_bytes: int | None = None
     traces: bool = True  # whether traces may be taken
-    timed: int = 0
-    # seconds of all ``timed`` steps by part, on the device's clock where there is one
+    timed: int = 0  # number of steps whose times are in ``seconds``
+    # the sum over these steps by part, on the device's clock if there is one
     seconds: dict[str, float] = Field(default_factory=dict)
-    # on rank 0: the silent ranks, and since when on its own clock
+    # on rank 0: when each silent rank made its last report, on the clock of rank 0
     silent: dict[int, float] = Field(default_factory=dict)
 
-    # the Trainer's count of steps, which continues from a checkpoint
+    # the Trainer's number of steps, which continues that of a checkpoint
     global_step: int = 0
-    # that count when this fit began; 0 unless it resumes a checkpoint
+    # this number when the fit began; 0 unless it resumes from a checkpoint
     resumed_at: int = 0
-    # steps after that checkpoint that the previous run had already taken; None if unknown
+    # the number of steps after the checkpoint that the previous run had already made; None if unknown
     repeated: int | None = None
 
     @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
@@ -230,12 +232,14 @@ class WatchStatus(Part):
         return steps_s / self.wall_s
 
 
-# phases in which ranks wait for each other: backward averages gradients, both fetch sharded parameters
+# The phases in which ranks wait for each other: gradients are averaged in backward, and sharded parameters are gathered
+# in both.
 WAITING_PHASES = ("forward", "backward")
 
-STEPS = "step: "  # prefix of the ledger's terms within steps
+STEPS = "step: "  # prefix of the ledger's terms for time within steps
 
-MOST_TRACED = 100  # steps of one trace, whose events torch's profiler keeps in memory until its end
+# the most steps of one trace: torch's profiler keeps all its events in memory
+MOST_TRACED = 100
 
 
 class TraceRequest(Part):
@@ -304,7 +308,7 @@ def read_watched(folder: Path) -> WatchFiles:
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:
-    """Return how many steps after ``resumed_at`` the previous run of the same name took; None if there is none."""
+    """Return how many steps the previous run of the same name made after ``resumed_at``; None if there was none."""
     if not resumed_at:
         return None
     earlier_runs: list[tuple[float, int]] = []  # when each began, and its last step
@@ -323,7 +327,10 @@ def steps_repeated(folder: Path, resumed_at: int) -> int | None:
 
 
 def _last_global_step(folder: Path, status: WatchStatus) -> int:
-    """Return the last step of a run by the Trainer's count; ``status`` may be ten seconds old, rows one second."""
+    """Return the last step of a run by the Trainer's count.
+
+    It comes from ``status``, which is written every ten seconds, plus the steps since then by the last steps.
+    """
     rows = read_last_steps(folder)
     if not len(rows):
         return status.global_step
@@ -336,7 +343,7 @@ def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
 
 
 def read_events(folder: Path) -> list[WatchEvent]:
-    """Return the events of all ranks in the order of time."""
+    """Return the events of all ranks, ordered by time."""
     events: list[WatchEvent] = []
     for path in folder.glob("events*.jsonl"):
         if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name):
@@ -345,7 +352,7 @@ def read_events(folder: Path) -> list[WatchEvent]:
 
 
 def latest_events(events: Iterable[WatchEvent]) -> list[WatchEvent]:
-    """Return each event as it was written last, in the order of time, without those that were withdrawn."""
+    """Return the last version of each event, ordered by time, without those that were withdrawn."""
     latest = {}
     for event in events:
         key = (event.rank, event.kind, event.step, event.at_s)
@@ -359,7 +366,10 @@ def _event_time(event: WatchEvent) -> float:
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
-    """Name the late rank as the cause of slow steps that have no other cause, in passes that wait for all ranks."""
+    """Return the events; a slow step without a cause, in a pass in which ranks wait, gets the late rank as its cause.
+
+    A late rank is one that was slow in the same step for another reason.
+    """
     slow_steps = [event for event in events if event.kind == "slow step"]
     late_ranks = {
         event.step: event.rank for event in slow_steps if not _may_have_waited(event)
@@ -384,7 +394,7 @@ def _may_have_waited(event: WatchEvent) -> bool:
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
-    """Return the rows (``STEP_ROW``) of the last steps of ``rank``, as far as its files have them."""
+    """Return the rows (``STEP_ROW``) of the last steps of ``rank`` that its files have."""
     path = folder / rank_file_name(LAST_STEPS, rank)
     parts: tuple[str, ...] = ()
     if (folder / rank_file_name(STATUS, rank)).exists():
@@ -403,7 +413,11 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
 
 
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
-    """Add ``rows`` to ``path``; it and the file before it keep the last rows, half to all of ``most_bytes``."""
+    """Append ``rows`` to ``path``.
+
+    When it has half of ``most_bytes``, it replaces the older file, and a new one begins. So both files together keep
+    the last rows, in between a half and all of ``most_bytes``.
+    """
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
             path.replace(_older_file(path))
@@ -423,7 +437,7 @@ def _older_file(path: Path) -> Path:
 
 
 def append_lines(path: Path, parts: Sequence[Part]) -> None:
-    """Add a line for each of ``parts`` in one write, so that a killed process leaves only whole lines."""
+    """Append one line for each of ``parts`` in a single write, so that a killed process leaves only whole lines."""
     _append(path, "".join(f"{json_of(part)}\n" for part in parts).encode())
 
 
@@ -431,7 +445,7 @@ P = TypeVar("P", bound=Part)
 
 
 def _read_lines(path: Path, form: type[P]) -> list[P]:
-    """Read the complete lines of ``path``; none if there is no such file."""
+    """Read the complete lines of ``path``; return an empty list if there is no such file."""
     if not path.exists():
         return []
     complete_lines = read_plain(path).split(b"\n")[:-1]
@@ -441,16 +455,20 @@ def _read_lines(path: Path, form: type[P]) -> list[P]:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
 
 
-_START_TOLERANCE_S = 5.0  # between two readings of one process's start: the wall clock may be set meanwhile
+# Two readings of the start of the same process may differ by this much, because the wall clock may be adjusted.
+_START_TOLERANCE_S = 5.0
 
 
 def process_name() -> str:
-    """Return the host, the namespace of process numbers (a container has its own), the number, and its start."""
+    """Return a name that identifies this process: the host, the namespace of process numbers, the number, the start.
+
+    (A container has a namespace of process numbers of its own.)
+    """
     return f"{_machine_name()} {os.getpid()} {psutil.Process().create_time():.0f}"
 
 
 def process_has_ended(name: str) -> bool:
-    """Return whether the process of this ``process_name`` has ended; False if it ran elsewhere or has no name."""
+    """Return whether the process with this ``process_name`` has ended; False if on another machine, or unknown."""
     machine_name, _, process_text = name.partition(" ")
     if machine_name != _machine_name():
         return False
