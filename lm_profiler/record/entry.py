@@ -1,4 +1,4 @@
-"""A line of any table, which is a run or a cell of a sweep, and the search for them below a folder."""
+"""Entries of tables (a run, or a cell of a sweep), and the search for them in folders."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from lm_profiler.record.sweep_files import (
     read_plan,
 )
 
-UNFINISHED = "it is still running, or its process was killed"  # the reason of a run whose status is unfinished
+UNFINISHED = "it is still running, or its process was killed"  # the reason for the status unfinished
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The recorded steps that figures use: ``steps`` of them after the first ``warmup``."""
+    """A selection of the recorded steps for figures: ``steps`` of them after the first ``warmup`` steps."""
 
-    warmup: int | None = None  # None: the run's own
+    warmup: int | None = None  # None: the warm-up of the run itself
     steps: int | None = None  # None: all
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of any table: a run, or a cell of a sweep that may have left none."""
+    """A run, or a cell of a sweep, which may have no run. Each is a line of a table."""
 
-    folder: Path  # the run's folder, or the cell's if there is no run
-    # None if the cell left no record (it timed out, was killed, or was a wrong call)
+    folder: Path  # of the run, or of the cell if there is no run
+    # None if a cell has no record, because it timed out, was killed, or was a wrong call
     record: RunRecord | None
-    cell: Cell | None = None  # none for a run that belongs to no sweep
+    cell: Cell | None = None  # None for a run that belongs to no sweep
     outcome: CellOutcome | None = None  # how the cell ended, as the sweep recorded it
     sweep: Path | None = None  # the sweep's folder
-    # another cell of the sweep, whose run has the options that the sweep does not vary, if this cell left no run
+    # For a cell without a run: another cell of the sweep, whose run shows the options that the sweep does not vary.
     sibling: Entry | None = None
-    # the new cut of the recorded steps for the figures of ``record``; None for the run's own figures
+    # the steps from which the figures of ``record`` were computed again; None for the run's own figures
     cut: Cut | None = None
 
     @property
@@ -67,8 +67,8 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """How the run ended: the status of its cell in a sweep, else that of its own record."""
-        # The sweep's status goes first: a run that was stopped at its time limit calls itself interrupted.
+        """How the run ended: the status of its cell in a sweep, or else that of its own record."""
+        # The sweep knows better: a run that it stopped at the time limit records itself as interrupted.
         if self.outcome is not None:
             run_is_gone = self.outcome.run is not None and self.record is None
             return "missing" if run_is_gone else self.outcome.status
@@ -78,7 +78,7 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
-        """Why the run did not end well: what the sweep noted, else what the run recorded; None if nothing did."""
+        """Why the run failed, as the sweep or the run itself recorded it; None if neither did."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         if self.status == "unfinished":
@@ -86,7 +86,7 @@ class Entry:
         if self.record is None or self.record.failure is None:
             return None
         failure = self.record.failure
-        if self.status == "refused":  # the exception's type would only repeat that
+        if self.status == "refused":  # the type of the exception adds nothing
             return "; ".join(failure.message.splitlines())
         return f"{failure.type}: {failure.message}".removesuffix(": ")
 
@@ -103,7 +103,7 @@ class Entry:
         return {}
 
     def option(self, path: str) -> Any:
-        """Return the option ``path`` of the resolved config; for a cell without a run, the sweep's or a sibling's."""
+        """Return the option ``path`` of the resolved config; for a cell without a run, from the sweep or a sibling."""
         if self.config is not None:
             return _config_value(self.config, path)
         if path in self.overrides:
@@ -134,13 +134,13 @@ class Entry:
 
     @property
     def shows_steps(self) -> bool:
-        """Whether its steps can be shown: it succeeded, or has not ended and has times."""
+        """Whether its steps can be shown: it has times, and has succeeded or is unfinished."""
         has_times = self.record is not None and bool(self.record.time)
         return has_times and self.status in ("ok", "unfinished")
 
     @cached_property
     def rows(self) -> StepTable:
-        """The rows of its steps, all ranks and stages; after a failure only the steps that all ranks finished."""
+        """The rows of all steps, ranks and stages; after a failure only those of steps that all ranks finished."""
         status = None if self.record is None else self.record.status
         rows = read_rows(self.folder, status == "unfinished")
         return rows if status == "ok" else rows.finished_by_all()
@@ -155,7 +155,7 @@ def machine_of(entries: Iterable[Entry]) -> Environment | None:
 
 
 def _config_value(config: Mapping[str, Any], path: str) -> Any:
-    """Return the option ``path`` of ``config``; of a class its name, None if there is no such option."""
+    """Return the option ``path`` of ``config``; for a class its name. None if there is no such option."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping):
@@ -168,13 +168,13 @@ def _config_value(config: Mapping[str, Any], path: str) -> Any:
         else:
             return None
     if isinstance(value, Mapping) and "class_path" in value:
-        # Lightning's own classes go by their short names: DDPStrategy.
+        # Lightning's own classes are shown by their short names, such as DDPStrategy
         return re.sub(r"^lightning\..*\.", "", str(value["class_path"]))
     return value
 
 
 def _parsed(text: str) -> Any:
-    """Return the value that ``text`` stands for on a command line; text that is no JSON stays text."""
+    """Return the value of ``text`` from a command line: parsed as JSON, or the text itself if it is not JSON."""
     if text.lower() in ("true", "false", "null"):
         text = text.lower()
     try:
@@ -183,22 +183,24 @@ def _parsed(text: str) -> Any:
         return text
 
 
-# files of a run that a killed process leaves without a record
+# files that show that a folder is that of a run, even if a killed process left no record
 _FILES_BESIDE_RECORD = (STEPS_FILE, COLUMNS_FILE, "config.yaml")
 
 
 @dataclass(frozen=True)
 class Collection:
-    """The result of a search; each of the ``problems`` names a file that could not be used, in a line."""
+    """The result of a search in folders."""
 
     entries: list[Entry] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(
+        default_factory=list
+    )  # a line about each file that could not be used
     # the calls of ``improve`` by their folders; their runs are among the entries
     searches: dict[Path, ImproveRecord] = field(default_factory=dict)
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
-    """Return a line for each run that finished steps but whose ``steps.csv`` is unreadable: no picture shows it."""
+    """Return a line for each run with finished steps whose ``steps.csv`` is unreadable, so that it is in no picture."""
     problems: list[str] = []
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
@@ -207,7 +209,7 @@ def unreadable(entries: Iterable[Entry]) -> list[str]:
 
 
 def collect(paths: Iterable[Path]) -> Collection:
-    """Find all runs and cells at and below ``paths``, each once, in the order of their folders; follow no links."""
+    """Find all runs and cells in ``paths`` and below, each once, ordered by folder. Links are not followed."""
     search = _Search()
     for path in paths:
         if not path.is_dir():
@@ -238,9 +240,9 @@ class _Search:
         self._plans: dict[Path, SweepPlan | None] = {}
 
     def add_cell(self, path: Path) -> bool:
-        """Add the cell whose folder, or whose run's folder, is ``path``; return False if it is none.
+        """Add the cell whose folder, or whose run's folder, is ``path``; return False if there is no such cell.
 
-        So a cell has its options, its outcome and its place in the sweep, also where it is given by a pattern.
+        A cell that is given by itself, for example by a shell pattern, thus has its options and its outcome too.
         """
         for folder in (path, path.parent):
             sweep = folder.parent
@@ -274,14 +276,14 @@ class _Search:
     def _add_entry(
         self, sweep: Path, cell: Cell, outcome: CellOutcome | None, run: Path | None
     ) -> None:
-        """Add a cell, with its run if it left one, unless it was visited already."""
+        """Add a cell, with its run if it has one, unless it was added before."""
         folder = sweep / cell.id if run is None else run
         if self.is_first_visit(folder):
             record = None if run is None else self._read_or_note(read_run, run)
             self.collection.entries.append(Entry(folder, record, cell, outcome, sweep))
 
     def entries_in_order(self) -> list[Entry]:
-        """Return the entries; cells that were given one by one stand together, in the order of their sweep."""
+        """Return the entries, with the cells of a sweep together and in its order, even if they were given singly."""
         entries: list[Entry] = []
         done_sweeps: set[Path] = set()
         for entry in self.collection.entries:
@@ -305,10 +307,10 @@ class _Search:
         )
 
     def walk(self, top: Path) -> None:
-        """Add all runs, sweeps and searches at and below ``top``.
+        """Add all runs, sweeps and searches in ``top`` and below.
 
-        A run's folder is not walked further, and a sweep's only if its plan is unreadable. The folder of a search is:
-        its runs are below it.
+        Folders within that of a run are skipped; those within a sweep too, unless its plan is unreadable. The runs of a
+        search (``improve``) are in folders within its folder.
         """
 
         def note_error(error: OSError) -> None:
@@ -350,7 +352,7 @@ class _Search:
                 self.collection.entries.append(Entry(folder, record))
 
     def _add_sweep(self, folder: Path) -> bool:
-        """Add the cells of a sweep; return False if its plan is unreadable: its runs are then found like any others."""
+        """Add the cells of a sweep; return False if its plan is unreadable, so that its runs are found one by one."""
         if not self.is_first_visit(folder):
             return True
         plan = self._read_or_note(read_plan, folder)
@@ -371,7 +373,7 @@ class _Search:
         return True
 
     def is_first_visit(self, path: Path) -> bool:
-        """Return whether ``path`` was not visited yet, by whatever name, and note the visit."""
+        """Return whether ``path`` has not been visited before (also not by another name), and record the visit."""
         real_path = os.path.realpath(path)
         if real_path in self._visited_paths:
             return False
@@ -380,7 +382,7 @@ class _Search:
 
 
 def _run_of(cell_folder: Path, outcome: CellOutcome | None) -> Path | None:
-    """Return the folder of a cell's run: that of its outcome, or of the run that it has begun; None if it left none."""
+    """Return the folder of a cell's run: that of its outcome, or of a run that has begun; None if there is none."""
     if outcome is None:
         return _latest_run(cell_folder)
     if not outcome.run:
@@ -398,21 +400,21 @@ def _natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares the numbers in names as numbers: ``version_2`` is before ``version_10``."""
     key: list[str | int] = []
     for index, piece in enumerate(re.split(r"(\d+)", name)):
-        # the pieces between numbers are text, also where they are empty
+        # split returns text and numbers in turn
         is_number = index % 2 == 1
         key.append(int(piece) if is_number else piece)
     return key
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    """Return the cells of a sweep; those without a config or a machine get a sibling that has both."""
+    """Return the ``cells`` of a sweep; a cell without a config or a machine gets a sibling that has both."""
     siblings = []
     devices = set()
     for cell in cells:
         if cell.environment is not None and cell.config is not None:
             siblings.append(cell)
             devices.add(cell.environment.device_name)
-    # In a sweep over devices no other cell shows where one would have run.
+    # In a sweep over devices, siblings do not show on which device a cell would have run.
     if len(devices) != 1:
         return cells
     sibling_ids = {id(cell) for cell in siblings}

@@ -1,4 +1,4 @@
-"""Records as files: their building block (``Part``), writing them atomically, reading files of any version."""
+"""Writes records to files atomically, and reads files of any version; ``Part`` is the base class of records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing_extensions import dataclass_transform
 
 from lm_profiler.record.figure import figure
 
-# the version of every file's format; ``docs/reference/files.md`` says what may be added without a new number
+# The version of the format of all files. ``docs/reference/files.md`` lists the changes that need no new number.
 SCHEMA_VERSION = 1
 
 
@@ -34,7 +34,7 @@ def real_path(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
-    """Write ``content`` (text as UTF-8) beside ``path`` and rename it, so that no reader ever sees half a file."""
+    """Write ``content`` (text as UTF-8) to a temporary file and rename it, so that readers never see half a file."""
     data = content.encode() if isinstance(content, str) else content
     target = real_path(path)
     if target.exists() and not target.is_file():
@@ -52,7 +52,7 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def claim_run_dir(parent: Path) -> Path:
-    """Make the first free folder ``version_<n>`` below ``parent``, and return it."""
+    """Create the next free folder ``version_<n>`` in ``parent``, and return it."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 0
     for folder in parent.glob("version_*"):
@@ -62,18 +62,18 @@ def claim_run_dir(parent: Path) -> Path:
     while True:
         folder = parent / f"version_{number}"
         with suppress(FileExistsError):
-            # of two runs that start at once, mkdir lets one have the number
+            # if two runs start at the same time, mkdir succeeds only for one of them
             folder.mkdir()
             return folder
         number += 1
 
 
 def relative_to_cwd(path: Path) -> Path:
-    """Return ``path`` relative to the current folder where it lies below it."""
+    """Return ``path`` relative to the current folder, if it is within it."""
     try:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):
-        # the current folder is gone, or ``path`` lies elsewhere
+        # the current folder does not exist any more, or ``path`` is not within it
         return path
 
 
@@ -81,12 +81,12 @@ _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
 
 class RecordError(ValueError):
-    """A file that is missing, damaged or of another kind; the message names it."""
+    """A file is missing, damaged or of another kind. The message names the file."""
 
 
 @contextmanager
 def restrict_reading(*roots: Path) -> Iterator[None]:
-    """While this is open, let this thread read nothing outside ``roots``, whatever link or name leads there."""
+    """Within this context, this thread can read only files in ``roots``, also through links."""
     token = _ROOTS.set([real_path(root) for root in roots])
     try:
         yield
@@ -95,7 +95,7 @@ def restrict_reading(*roots: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of a file; RecordError if it cannot be read, or may not be in this thread."""
+    """Return the content of a file; raise RecordError if it cannot be read, or if this thread must not read it."""
     real = real_path(path)
     roots = _ROOTS.get()
     if roots is not None:
@@ -109,12 +109,12 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``; ValueError if it is none, or has a number that is not finite."""
+    """Return the content of a JSON file; raise ValueError if it is not JSON, or has a number that is not finite."""
     return from_json(read_plain(path).decode("utf-8"), allow_inf_nan=False)
 
 
 def _accept_newer_word(word: Any, validate: Callable[[Any], Any]) -> Any:
-    """Return ``word`` as it is if a later version may have added it to the words that are known."""
+    """Return a validated ``word``; one that is not known is returned unchanged, since a later version may know it."""
     try:
         return validate(word)
     except ValidationError:
@@ -123,26 +123,28 @@ def _accept_newer_word(word: Any, validate: Callable[[Any], Any]) -> Any:
         raise
 
 
-# marks a field with fixed words: a word that a later version may have added is kept unchanged
+# For fields with a fixed set of words: a word that a later version may have added is kept unchanged.
 Newer = WrapValidator(_accept_newer_word)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))
 class Part(BaseModel):
-    """An immutable part of a record. Reading ignores fields that a later version may have added."""
+    """An immutable part of a record. Fields that a later version may have added are ignored when it is read."""
 
-    # Validators are built where they are first used: most processes that import these write or read no record.
+    # Validators are built when they are first used, because most processes neither read nor write records.
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     def write(self, path: Path, private: bool = False) -> None:
-        """Write this part as JSON to ``path``, readable by its owner only if ``private``."""
+        """Write this part as JSON to ``path``; if ``private``, only the owner can read the file."""
         write_whole(path, json_of(self, indent=1) + "\n", private)
 
 
 def json_of(record: Any, indent: int | None = None) -> str:
-    """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
-    and messages may have, become question marks."""
-    # to_json cannot handle a class that is not built yet, before pydantic 2.14
+    """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity.
+
+    Lone surrogates, which may occur in command lines and messages, become question marks.
+    """
+    # before pydantic 2.14, to_json cannot handle a class whose validators are not built yet
     adapter = TypeAdapter[Any](type(record))
     try:
         return adapter.dump_json(record, indent=indent).decode()
@@ -161,7 +163,7 @@ T = TypeVar("T")
 
 
 def read_part(path: Path, form: type[P], description: str) -> P:
-    """Read a ``form`` from the JSON in ``path``; ``description`` is its name in messages."""
+    """Read a part of the class ``form`` from the JSON file ``path``; messages call it ``description``."""
     try:
         content = read_json(path)
         version = content.get("schema_version") if isinstance(content, dict) else None
@@ -194,7 +196,7 @@ def none_if_unreadable(
 
 
 def _problem(error: ValueError) -> str:
-    """Return the field that is wrong, and what is wrong with it."""
+    """Return a text with the first invalid field, and the reason."""
     if not isinstance(error, ValidationError):  # not JSON, or wrong figures
         return f"file: {error}"
     details = error.errors()[0]

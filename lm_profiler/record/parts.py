@@ -31,15 +31,15 @@ MEANINGS = {
 def missing_parts(
     present: Iterable[str], expected: Iterable[str] = MEANINGS
 ) -> list[str]:
-    """Return the times that a file lacks, if it has those ``present``; all readers refuse a file that lacks one.
+    """Return the ``expected`` times that are not ``present`` in a file. All readers refuse a file that lacks one.
 
-    This function decides how older files, without a new phase, are read.
+    When a phase is added, this function must let files of older versions pass.
     """
     present = set(present)
     return [part for part in expected if part not in present]
 
 
-# the display names of ``MEANINGS``
+# the display names of the times
 WORDS = {
     part: part.replace("forward_backward", "forward + backward") for part in MEANINGS
 }

@@ -23,13 +23,13 @@ CellStatus = Literal["ok", "oom", "failed", "timeout", "refused", "interrupted"]
 
 
 class Cell(Part):
-    """One point of a sweep, run once. ``arguments`` are those of ``python -m lm_profiler``, the verb first."""
+    """One run of a sweep: a combination of options, or a repeat of it."""
 
-    id: str  # the name of its folder below the sweep's, which is unique
-    # the swept options, by their name without the dashes; ordered as the sweep names them
+    id: str  # the name of its folder within that of the sweep
+    # the values of the swept options, by the name of the option without dashes, in the order of the sweep
     overrides: dict[str, str]
     repeat: int  # the number of the repeat, from 0
-    arguments: list[str]
+    arguments: list[str]  # of ``python -m lm_profiler``, with the verb first
 
 
 class SweepPlan(Part):
@@ -40,21 +40,26 @@ class SweepPlan(Part):
     command: str
     verb: Annotated[Verb, Newer]
     seed: int
-    # the digest of all config files, one after the other; None without any
+    # the digest of all config files, concatenated; None if there are none
     config_sha256: str | None = None
-    # the text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``
+    # the text of each config file at the start of the sweep, by the name of its copy in the folder ``configs``
     configs: dict[str, str] = Field(default_factory=dict)
     cells: list[Cell]
 
 
 class CellOutcome(Part):
-    """How the last try of a cell ended."""
+    """How the last attempt of a cell ended.
 
-    # A file per cell: jobs on many machines share no file to append to, and a removed folder counts as missing.
+    Each cell has a file of its own: jobs on several machines need not append to a common file, and a cell whose folder
+    was removed counts as missing.
+    """
+
     cell: str
     status: Annotated[CellStatus, Newer]
     reason: str | None
-    run: str | None  # its run folder, relative to the sweep's; None if it left no run
+    run: (
+        str | None
+    )  # the folder of its run, relative to that of the sweep; None if there is no run
     ended: str
     duration_s: float
     exit_code: int | None  # negative for the signal that killed it; None means unknown
@@ -65,17 +70,18 @@ def read_plan(folder: Path) -> SweepPlan:
 
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
-    """Return how one cell of the sweep in ``folder`` ended; None if it has no outcome that can be read."""
+    """Return how a cell of the sweep in ``folder`` ended; None if its outcome is missing or unreadable."""
     return none_if_unreadable(
         read_part, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome"
     )
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
-    """Return how the cells in ``folder`` ended, by their ids, as far as they have ended."""
-    cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
-    return {
-        cell: outcome
-        for cell in cells
-        if (outcome := read_outcome(folder, cell)) is not None
-    }
+    """Return how the cells of the sweep in ``folder`` ended, by their ids, without those that have not ended."""
+    outcomes: dict[str, CellOutcome] = {}
+    for path in folder.glob(f"*/{OUTCOME_FILE}"):
+        cell_id = path.parent.name
+        outcome = read_outcome(folder, cell_id)
+        if outcome is not None:
+            outcomes[cell_id] = outcome
+    return outcomes

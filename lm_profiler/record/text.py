@@ -1,4 +1,4 @@
-"""Users' text and YAML, written and read without loss."""
+"""Functions for text and YAML of users, which keep everything as it was written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return ``text`` with a terminal's control characters spelled out: ``\\x1b`` for the escape character."""
+    """Return ``text`` with control characters spelled out, such as ``\\x1b`` for the escape character."""
     if text.isprintable():
         return text
     characters = []
@@ -22,12 +22,12 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def well_formed(text: str) -> str:
-    """Return ``text`` with lone surrogates, which names of files may have, spelled out: files and JSON refuse them."""
+    """Return ``text`` with lone surrogates, which names of files may have, spelled out: UTF-8 does not allow them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def shortened(name: str, most_characters: int = 48) -> str:
-    """Return the end of a long ``name``, its most telling part, so that labels leave room for a picture."""
+    """Return a long ``name`` without its middle, so that labels leave room for a picture; more of its end is kept."""
     if len(name) <= most_characters:
         return name
     head = most_characters // 3
@@ -41,7 +41,7 @@ def short_path(path: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, or ``ranks 0, 2–5``."""
+    """Return ``ranks`` as text, such as ``rank 3`` or ``ranks 0, 2–5``."""
     numbers = sorted(ranks)
     runs: list[list[int]] = []  # of consecutive numbers
     for number in numbers:
@@ -56,18 +56,18 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"{word} {', '.join(texts)}"
 
 
-_NULL = "tag:yaml.org,2002:null"  # the tag of ``null``, ``~`` and nothing at all, without quotes
+_NULL = "tag:yaml.org,2002:null"  # the tag of ``null``, ``~`` and an empty value (without quotes)
 
-# a date such as 2001-99-99 and a number of 5000 digits are ValueErrors
+# errors of reading YAML; ValueError is raised for a date such as 2001-99-99, and for a number of 5000 digits
 _ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
 
 
 class YamlTextError(ValueError):
-    """Text is not valid YAML; the message says why and follows the name of the text: "is not YAML at line 2: …"."""
+    """A text is not valid YAML. The message continues the name of the text: "is not YAML at line 2: …"."""
 
 
 def read_text(path: Path) -> str:
-    """Return the text of ``path``, which may be a pipe and is read once."""
+    """Return the text of ``path``, which is read only once, because it may be a pipe."""
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def text_of(node: yaml.Node) -> str:
-    """Return a value for a command line: a scalar as written, anything else in one line of YAML."""
+    """Return a value as text for a command line: a scalar as it was written, anything else as one line of YAML."""
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag == _NULL else str(node.value)
     _set_flow_style(node)
@@ -99,7 +99,7 @@ def text_of(node: yaml.Node) -> str:
 
 
 def _set_flow_style(node: yaml.Node) -> None:
-    """Have ``node`` and all nodes in it written in one line."""
+    """Make ``node`` and all nodes in it be written in one line."""
     if isinstance(node, yaml.MappingNode):
         node.flow_style = True
         for key, value in node.value:
@@ -112,6 +112,6 @@ def _set_flow_style(node: yaml.Node) -> None:
 
 
 def text_without_keys(node: yaml.Node, keys: set[str]) -> str:
-    """Return the text of the mapping ``node`` without some of its keys; other scalars stay as written."""
+    """Return the mapping ``node`` as text without some of its keys; other values stay as they were written."""
     entries = [(key, value) for key, value in node.value if key.value not in keys]
     return str(yaml.serialize(yaml.MappingNode(node.tag, entries)))
