@@ -1,4 +1,4 @@
-"""The sizes of a Transformer, as plain numbers: without torch, so that reading them costs nothing."""
+"""The sizes of a Transformer, as plain numbers. Does not import torch, so that reading them costs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lm_profiler.usage_error import UsageError, did_you_mean, expect
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
-# options of the model that decide how many parameters it has, beside its size
+# options of the model that, beside its size, determine the number of its parameters
 SHAPE_OPTIONS = (
     *DIMENSIONS,
     "num_kv_heads",
@@ -22,18 +22,19 @@ SHAPE_OPTIONS = (
     "num_experts",
     "experts_per_token",
 )
-# the least compute capability of GPUs with FP8 products: Ada, Hopper, Blackwell
+# the lowest compute capability of GPUs with FP8 products: Ada, Hopper, Blackwell
 FP8_CAPABILITY = (8, 9)
-FP8_MULTIPLE = 16  # each dimension of an FP8 product is a multiple of this number
-# our own attention functions; `package.module:function` names any other
+FP8_MULTIPLE = 16  # each dimension of an FP8 product must be a multiple of this number
+# the attention functions of ``transformer``; `package.module:function` names any other
 OUR_ATTENTION = ("sdpa", "math")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The dimensions of a decoder-only Transformer; not the context length, which is the data's.
+    """The dimensions of a decoder-only Transformer, without the context length, which belongs to the data.
 
-    Raises UsageError for dimensions that do not fit together.
+    Raises:
+        UsageError: the dimensions do not fit together.
     """
 
     d_model: int  # width of the residual stream (D)
@@ -47,11 +48,11 @@ class TransformerConfig:
     head_width: int | None = None
     # whether queries and keys are normalized, head by head, before RoPE
     qk_norm: bool = False
-    # whether the token embedding is the LM head's matrix too
+    # whether the token embedding is also the matrix of the LM head
     tied_embeddings: bool = False
-    # feed-forward layers per block (X), between which a router chooses; 0 for one layer without a router
+    # feed-forward layers per block (X), among which a router chooses; 0 for one layer without a router
     num_experts: int = 0
-    # experts that compute a token, if there are any
+    # how many experts each token is sent to
     experts_per_token: int = 2
     # `llama`: RMSNorm, RoPE, SwiGLU, no biases; `gpt2`: LayerNorm, learned positions, GELU, biases
     architecture: Literal["llama", "gpt2"] = "llama"
@@ -59,14 +60,14 @@ class TransformerConfig:
     num_positions: int = 1024
     norm_eps: float = 1e-5  # epsilon of all norms: LLaMA's (Touvron et al. 2023, released code), and GPT-2's
     rope_theta: float = 10_000.0  # base of RoPE's wavelengths
-    # by how much RoPE's long wavelengths are stretched, for contexts longer than those of the first training
+    # the factor of RoPE's long wavelengths, for contexts longer than those of the first training
     rope_stretch: float = 1.0
     fp8: bool = False  # whether the matrices of attention and SwiGLU multiply in FP8
     # `sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`
     attention: str = "sdpa"
-    # keep only each block's input for the backward pass, and recompute the rest there: `checkpoint_every` 1
+    # whether only each block's input is saved for backward, which recomputes the rest: the same as `checkpoint_every` 1
     activation_checkpointing: bool = False
-    # blocks per checkpoint, which keeps only the first one's input; further numbers are nested in it
+    # blocks per checkpoint, of which only the first one's input is saved; further numbers are of checkpoints within it
     checkpoint_every: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -169,18 +170,16 @@ class TransformerConfig:
     def num_parameters(self, embedding: bool = True) -> int:
         """Return the exact number of parameters, with or without those of the ``embedding``, which looks up rows.
 
-        Around the blocks stand the token embedding (V·D), the LM head (V·D unless it is tied) and the final norm. GPT-2
-        has an embedding of positions too.
+        Besides the blocks there are the token embedding (V·D), the LM head (V·D unless it is tied) and the final norm.
+        GPT-2 also has an embedding of positions.
         """
-        vocabulary = self.vocab_size * self.d_model
-        total = (
-            self.num_layers * (self.matrix_parameters() + self._vector_parameters())
-            + self._norm_parameters()
-        )
+        parameters_of_block = self.matrix_parameters() + self._vector_parameters()
+        total = self.num_layers * parameters_of_block + self._norm_parameters()
+        vocabulary_matrix = self.vocab_size * self.d_model
         if not self.tied_embeddings:
-            total += vocabulary
+            total += vocabulary_matrix
         if embedding:
-            total += vocabulary
+            total += vocabulary_matrix
             if self.architecture == "gpt2":
                 total += self.num_positions * self.d_model
         return total
@@ -191,13 +190,14 @@ class TransformerConfig:
         They are those of attention (queries and output D·H·E, keys and values D·K·E) and of the feed-forward layer:
         three of D·F with SwiGLU, two with GELU. With experts there is one such layer per expert, and a router (X·D).
         """
-        queries = self.d_model * self.num_heads * self.head_dim
-        keys = self.d_model * self.kv_heads * self.head_dim
-        attention = 2 * queries + 2 * keys
+        query_matrix = self.d_model * self.num_heads * self.head_dim
+        key_matrix = self.d_model * self.kv_heads * self.head_dim
+        attention = 2 * query_matrix + 2 * key_matrix
+        feed_forward_matrix = self.d_model * self.d_ff
         if self.architecture == "gpt2":
-            return attention + 2 * self.d_model * self.d_ff
+            return attention + 2 * feed_forward_matrix
         if self.num_experts == 0:
-            return attention + 3 * self.d_model * self.d_ff
+            return attention + 3 * feed_forward_matrix
         router = self.num_experts * self.d_model
         return attention + router + self.expert_parameters()
 
@@ -212,10 +212,11 @@ class TransformerConfig:
             norms += 2 * self.head_dim
         if self.architecture != "gpt2":
             return norms
-        widths_of_attention = (
-            self.num_heads + 2 * self.kv_heads
-        ) * self.head_dim + self.d_model
-        return norms + widths_of_attention + self.d_ff + self.d_model
+        # biases of queries, of keys and values, and of the output
+        heads_with_biases = self.num_heads + 2 * self.kv_heads
+        attention_biases = heads_with_biases * self.head_dim + self.d_model
+        feed_forward_biases = self.d_ff + self.d_model
+        return norms + attention_biases + feed_forward_biases
 
     def _norm_parameters(self) -> int:
         """Return the number of parameters of one norm: gains, and biases in GPT-2."""
@@ -223,7 +224,7 @@ class TransformerConfig:
 
 
 def check_attention_name(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ours or has the form ``package.module:function``."""
+    """Raise UsageError unless ``name`` is in ``OUR_ATTENTION`` or has the form ``package.module:function``."""
     is_path = re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
     expected = f"{', '.join(OUR_ATTENTION)} or package.module:function"
     expect(name in OUR_ATTENTION or is_path, "attention", expected, name)
@@ -247,7 +248,7 @@ _CS336_2026 = {  # handout 26.1.1 of its systems assignment
         d_model=4096, d_ff=11008, num_layers=34, num_heads=32, vocab_size=151_936
     ),
 }
-# Touvron et al. 2023 (Llama 2): those two of its sizes that have as many key heads as query heads
+# Touvron et al. 2023 (Llama 2): the two of its sizes with as many key heads as query heads
 _LLAMA_2 = {
     "7B": TransformerConfig(
         d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000
@@ -315,10 +316,14 @@ _GPT_2 = {
 def _with_source(
     source: str, sizes: Mapping[str, TransformerConfig]
 ) -> dict[str, TransformerConfig]:
-    return {f"{source}/{name}": size for name, size in sizes.items()}
+    """Return ``sizes`` by names with their source, such as ``gpt2/small``."""
+    sizes_by_name = {}
+    for name, size in sizes.items():
+        sizes_by_name[f"{source}/{name}"] = size
+    return sizes_by_name
 
 
-# all sizes by name: the plain names are those of 2025
+# all sizes by name; names without a source are those of cs336-2025
 PRESETS = dict(_CS336_2025)
 PRESETS.update(_with_source("cs336-2025", _CS336_2025))
 PRESETS.update(_with_source("cs336-2026", _CS336_2026))
@@ -328,7 +333,7 @@ PRESETS.update(_with_source("llama3.2", _LLAMA_3_2))
 PRESETS.update(_with_source("qwen3", _QWEN_3))
 PRESETS.update(_with_source("gpt2", _GPT_2))
 
-# what a plain name means in another year
+# by a name without a source: what it means in cs336-2026
 _OTHER_MEANINGS = {
     "xl": f"in cs336-2026 xl is {PRESETS['cs336-2026/xl'].dimensions}: --model.size=cs336-2026/xl",
     "2.7B": "in cs336-2026 it is called xl: --model.size=cs336-2026/xl",
@@ -336,7 +341,7 @@ _OTHER_MEANINGS = {
 
 
 def other_meanings(sizes: Iterable[str]) -> list[str]:
-    """Return a line for each plain name among ``sizes`` that means another model, or none, in another year."""
+    """Return a line for each name without a source among ``sizes`` that means another model, or none, in cs336-2026."""
     lines = []
     for name in dict.fromkeys(sizes):
         if name in _OTHER_MEANINGS:
@@ -347,9 +352,9 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
 
 
 def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
-    """Return lines on what the size in ``options`` means; ``named`` is whether the user gave it on the command line.
+    """Return lines on what the size in ``options`` means; ``named`` is whether the user set it on the command line.
 
-    If other options give dimensions, the size is only a name, and a line is printed about that if the user gave it.
+    If other options set dimensions, the size is only a name; then there is a line about that if the user set it.
     """
     size = options.get("size", "")
     dimensions = [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
@@ -378,7 +383,10 @@ def check_size_name(size: object) -> None:
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:
-    """Return the named size with the given fields changed; a field given as None keeps the preset's value."""
+    """Return the preset ``size`` with some fields changed; an override that is None keeps the preset's value."""
     check_size_name(size)
-    changes = {name: value for name, value in overrides.items() if value is not None}
+    changes = {}
+    for name, value in overrides.items():
+        if value is not None:
+            changes[name] = value
     return replace(PRESETS[size], **changes)

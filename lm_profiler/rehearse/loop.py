@@ -1,6 +1,6 @@
-"""Runs a run's steps on fake tensors, to find the memory and the work of each phase without computing anything.
+"""Rehearses the steps of a run on fake tensors, to find the memory and the work of each phase without computing.
 
-Lightning's own loop runs, with the module's hooks, precision, clipping and accumulation; only the tensors have no data.
+Lightning's own loop runs, with the module's hooks, precision, clipping and accumulation, on tensors without data.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE
 
 META = torch.device("meta")  # the device of fake tensors' storages
 
-# yields the size of the next steps' batches, and is sent the bytes that these steps need
+# a generator that yields the size of the next batches, and receives the bytes that steps of this size need
 Sizes = Generator[Size, int, None]
 
-# the observed steps if steps may differ: these many at least, and more while there is time
+# how many steps are observed if steps may differ: at least these, and more while there is time
 _MIN_UNLIKE_STEPS = 2
 _MAX_UNLIKE_STEPS = 8
 
 
 class CallSites:
-    """Returns the ``Site`` of an operator when called with it, below the dispatcher's autograd.
+    """Finds where operators are called from: the instance is called with an operator and returns its ``Site``.
 
     An operator of backward has the module and the line of the forward operator whose derivative it computes.
     """
@@ -81,7 +81,7 @@ class CallSites:
         }
         # the modules whose forward runs, the innermost last
         self._running_modules: list[nn.Module] = []
-        # by the number of the operator's node in autograd's graph
+        # the number of a node in autograd's graph to the site of the operator that made it
         self._forward_sites: dict[int, Site] = {}
         self._hooks = ExitStack()
         self._hooks.enter_context(register_module_forward_pre_hook(self._begin_forward))
@@ -92,7 +92,7 @@ class CallSites:
         self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
 
     def __call__(self, func: Any) -> Site:
-        """Return where the operator ``func`` runs: its module and line, in a backward those of its forward."""
+        """Return where the operator ``func`` runs: its module and line, or in backward those of its forward."""
         backward_node = self._backward_node()
         is_in_backward = backward_node is not None
         if is_in_backward and not self._running_modules:
@@ -114,7 +114,7 @@ class CallSites:
             line=line,
             recomputes=is_in_backward,
         )
-        # Autograd makes an operator's node, and gives it its number, before the operator runs.
+        # Autograd makes and numbers the node of an operator before the operator runs.
         self._forward_sites[self._next_node_number() - 1] = site
         return site
 
@@ -125,7 +125,8 @@ class CallSites:
         self._running_modules.append(module)
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._running_modules:  # empty if the step began within this forward
+        # Empty if the step began within this forward.
+        if self._running_modules:
             self._running_modules.pop()
 
 
@@ -163,7 +164,7 @@ class StepObservers:
         self._world.link_mode = self.link_bytes
 
     def end(self) -> Mapping[str, Any]:
-        """Detach the observers at the step's end, and return what the memory reader found."""
+        """Detach the observers at the end of the step, and return the facts of the memory reader."""
         self._memory_reader.end_step()  # its result is not needed: ``facts`` has the peaks of all phases
         self._memory_reader.end("memory")
         self._timeline.unobserve(self._flops)
@@ -186,11 +187,11 @@ class StepObservers:
 class Rehearsal(Callback):
     """Has Lightning's loop run steps on fake tensors, and observes some of them.
 
-    The first step is not observed: it makes gradients and optimizer states, which later steps find.
+    The first step is not observed, because it makes gradients and optimizer states, which exist in later steps.
     """
 
-    world: FakeWorld  # the fake tensors, among which the module was made
-    # the first exception: Lightning then tears down what it has not set up yet, which may raise another
+    world: FakeWorld  # makes the fake tensors; the module was made inside of it
+    # the first exception; after it Lightning tears down what it has not set up yet, which may raise another one
     first_error: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
     # entered while a batch runs
@@ -198,11 +199,11 @@ class Rehearsal(Callback):
     _steps_left: int = 1 << 20  # more than ``_steps`` ever needs
 
     def _steps(self) -> Iterator[None]:
-        """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
+        """Yield before each step; the generator is resumed when that step has ended. When it returns, the loop ends."""
         raise NotImplementedError
 
     def _prepare_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the rehearsal once the strategy has set the model up: marks, fake buckets, what is held so far."""
+        """Prepare the rehearsal when the strategy has set the model up: marks, fake buckets, and the bytes held now."""
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
         self.trainer = trainer
@@ -246,7 +247,7 @@ class Rehearsal(Callback):
             self.first_error = exception
 
     def _step_ended(self) -> int:
-        """Let ``_steps`` go on to its next step; return how many steps are left."""
+        """Resume ``_steps`` up to its next step; return how many steps are left."""
         try:
             next(self._steps_to_run)
         except StopIteration:
@@ -261,7 +262,8 @@ class Rehearsal(Callback):
     def _end_batch(self, *_: Any) -> None:
         self._fake_context.close()
         if not self._phases.has_seen_actions:
-            self._phases.give_up_without_actions()  # raises if this Lightning has no actions to count steps by
+            # Raises if this version of Lightning has no actions by which steps can be counted.
+            self._phases.give_up_without_actions()
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = (
         _prepare_loop
@@ -275,12 +277,16 @@ class Rehearsal(Callback):
 
 @dataclass(eq=False, kw_only=True)
 class RehearsedSizes(Rehearsal):
-    # the sizes. Steps of the first size are observed phase by phase; for the others only the peak is read.
+    """A rehearsal of steps with batches of several sizes."""
+
+    # Steps of the first size are observed phase by phase; of other sizes only the peak is read.
     sizes: Sizes
-    # whether all steps surely do the same. Otherwise several are rehearsed, and the largest counts: a module may skip a
-    # step now and then, or do more in every other one, and batches may differ.
+    # Whether all steps certainly do the same. Otherwise several are rehearsed, and the largest counts: a module may
+    # skip a step now and then, or do more in every other step, and batches may differ.
     has_equal_steps: bool = False
-    enough_s: float = 1.0  # CPU time for these steps, after which no further one begins
+    enough_s: float = (
+        1.0  # CPU time after which no further step of the first size begins
+    )
     clock: Callable[[], float] = time.process_time  # seconds of CPU time
     observed_steps: list[Planned] = field(default_factory=list)
     has_observed_all: bool = False  # whether all required steps were observed
@@ -290,7 +296,7 @@ class RehearsedSizes(Rehearsal):
         yield from self._steps_of_further_sizes()
 
     def _steps_of_first_size(self) -> Iterator[None]:
-        """Observe steps phase by phase, as many as are needed."""
+        """Observe as many steps of the first size as needed, phase by phase."""
         self._strategy.size = next(self.sizes)
         deadline = self.clock() + self.enough_s
         while self._needs_more_steps(deadline):
@@ -300,7 +306,7 @@ class RehearsedSizes(Rehearsal):
         self.has_observed_all = True
 
     def _steps_of_further_sizes(self) -> Iterator[None]:
-        """Run steps of each further size that ``sizes`` yields; send it the bytes that the steps before needed."""
+        """Run steps of each further size that ``sizes`` yields, and send it the bytes that each size has needed."""
         peaks = [step.peak for step in self.observed_steps]
         peaks_are_equal = len(set(peaks)) == 1
         steps_of_size = 1 if peaks_are_equal else len(peaks)
@@ -310,7 +316,7 @@ class RehearsedSizes(Rehearsal):
             _, reserved_bytes, *_ = live.peaks()
             try:
                 next_size = self.sizes.send(needed_bytes(peak_bytes, reserved_bytes))
-            except StopIteration:  # no further size is tried
+            except StopIteration:  # there are no further sizes
                 return
             self._strategy.size = next_size
             live.empty_cache()
@@ -322,7 +328,7 @@ class RehearsedSizes(Rehearsal):
                 peak_bytes = max(peak_bytes, step_peak_bytes or 0)
 
     def _needs_more_steps(self, deadline: float) -> bool:
-        """Return whether another step is to be observed; ``deadline`` is by ``clock``."""
+        """Return whether another step has to be observed; ``deadline`` is a time of ``clock``."""
         steps = len(self.observed_steps)
         if self.has_equal_steps:
             return steps < 1
@@ -334,8 +340,8 @@ class RehearsedSizes(Rehearsal):
         """Return the bytes and the work of the step that has just ended.
 
         Raises:
-            Uncounted: kernels may hold more amid their work than was counted.
-            BrokenFormulaError: a formula that the program registered does not count.
+            Uncounted: kernels may need far more temporary memory than was counted.
+            BrokenFormulaError: a formula that the program registered fails.
         """
         memory = observers.end()
         peaks = {
@@ -355,7 +361,7 @@ class RehearsedSizes(Rehearsal):
         except BrokenFormulaError:
             raise
         except UncountableError:
-            pass  # its floors are unknown
+            pass  # then the least times of its phases are unknown
         uncounted = [] if work is None else work.flops.uncounted
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
         _, reserved_bytes, *_ = live.peaks()
@@ -379,7 +385,7 @@ class RehearsedSizes(Rehearsal):
         """Return the bytes that each phase of a step sends to other ranks, without phases that send none."""
         bytes_by_phase = Counter(link.by_phase)
         if self._strategy.reduces:
-            # DDP's own reducer, which sends the gradients, is missing
+            # The reducer of DDP, which sends the gradients, does not run in a rehearsal.
             parameters = self.trainer.lightning_module.parameters()
             gradient_bytes = sum(
                 parameter.nbytes for parameter in parameters if parameter.requires_grad
@@ -390,20 +396,22 @@ class RehearsedSizes(Rehearsal):
         return {phase: count for phase, count in bytes_by_phase.items() if count}
 
 
-_SURE_FACTOR = 1.05  # a peak that may be too low by a larger factor is not reported
+_SURE_FACTOR = (
+    1.05  # a peak that may be too low by more than this factor is not reported
+)
 
 
 def remove_limits(trainer: Trainer) -> None:
-    """Remove the loop's limits, which learning-rate schedules have already read."""
+    """Remove the loop's limits, which learning-rate schedules have read already, and schedules that monitor metrics."""
     trainer.fit_loop.max_epochs = -1
     trainer.fit_loop.epoch_loop.max_steps = -1
-    # a schedule would not find the metric that it monitors
+    # Their metrics do not exist in a rehearsal.
     configs = trainer.strategy.lr_scheduler_configs
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
 def _no_other_ranks() -> bool:
-    """Replace a metric's ``distributed_available_fn``: no other rank has tensors to gather."""
+    """Stand in for a metric's ``distributed_available_fn``: no other rank has tensors to gather."""
     return False
 
 
@@ -426,7 +434,7 @@ def _use_foreach(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
-    """Replace a module's ``log``: keep the value in ``callback_metrics``, and log nothing."""
+    """Stand in for a module's ``log``: keep the value in ``callback_metrics``, and log nothing."""
     if isinstance(value, Metric):
         return
     if isinstance(value, torch.Tensor):
@@ -434,15 +442,17 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
     trainer.callback_metrics[name] = value
 
 
-# torch's error if a class makes its tensors of plain ones
+# matches torch's error if a tensor subclass makes its instances from plain tensors
 _MADE_FROM_PLAIN = re.compile(r"Creating a new Tensor subclass (\w+) but the raw")
-_NO_DATA = "its data is not allocated yet"  # the text of torch's error if a kernel reads values itself
+_NO_DATA = (
+    "its data is not allocated yet"  # in torch's error if a kernel itself reads values
+)
 
 
 def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
+    # The parser of the command line wraps the errors of classes that it instantiates.
     while isinstance(error.__cause__, Exception):
-        # the parser wraps errors of classes that it builds
         error = error.__cause__
     line = _user_line_of(error)
     if _depends_on_values(error):
@@ -453,13 +463,13 @@ def reason_of(error: Exception) -> str:
         return str(error)
     own_class = _MADE_FROM_PLAIN.search(str(error))
     if own_class is not None:
-        # such as bitsandbytes' weights of 4 bits, which are quantized on the way to a GPU
+        # such as the 4-bit weights of bitsandbytes, which are quantized when they move to a GPU
         return f"tensors of class {own_class[1]} cannot be made of tensors without data{line}"
     return f"{error_text(error)}{line}"
 
 
 def _user_line_of(error: Exception) -> str:
-    """Return the last line of the user's code that ``error`` passed, as " (model.py, line 12)"; "" if there is none."""
+    """Return the innermost line of the user's code in the traceback, as " (model.py, line 12)"; "" if there is none."""
     text = ""
     for frame, line_number in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -479,7 +489,7 @@ def _depends_on_values(error: Exception) -> bool:
 
 
 class BeforeSteps(Callback):
-    """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
+    """Runs only the hooks of ``callback`` before the first step, which may freeze a part of the module, for example."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
         self._callback = callback
@@ -493,7 +503,7 @@ class BeforeSteps(Callback):
 
 
 class SilentLogger(DummyLogger):
-    """Replaces any logger: takes every call, and keeps nothing. Its ``experiment`` has every attribute and method."""
+    """Stands in for any logger: accepts every call and logs nothing. Its ``experiment`` has every attribute."""
 
     save_dir = log_dir = root_dir = "nowhere"
 

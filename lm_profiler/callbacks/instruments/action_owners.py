@@ -1,7 +1,7 @@
 """The ``actions`` stage of a Trainer: divides the time that no phase covers among its actions, which are nested.
 
-An action is what Lightning names to a Trainer's profiler when it calls it, such as a hook of a callback. Its owner is
-the class whose code runs in it.
+An action is a call that Lightning reports to the Trainer's profiler by a name, such as a hook of a callback. Its owner
+is the class whose code runs in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lm_profiler.record.run_record import LIGHTNING, OURS
 _EMPTY_HOOKS = Owner(LIGHTNING, "empty hooks")
 _LOGGED_METRICS = Owner(LIGHTNING, "logged metrics")
 
-# matches ``[Owner]Class.hook``; a callback has its state key in place of the class
+# matches ``[Owner]Class.hook``; for a callback its state key stands in place of the class
 _HOOK_ACTION = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
 
 _SCHEDULER_HOOK = "lr_scheduler_step"
@@ -43,7 +43,7 @@ _SCHEDULER_HOOK = "lr_scheduler_step"
 # Lightning's actions that belong to no hook
 _LIGHTNING_ACTIONS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
 
-# methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks
+# methods in which Lightning computes the metrics passed to ``self.log``, and exchanges them between ranks
 _METRIC_METHODS = (
     "on_batch_start",
     "on_batch_end",
@@ -57,9 +57,9 @@ class OwnersWatch(OwnersInstrument):
     """Instrument that divides the time of ``other`` among the loop's actions."""
 
     trainer: Any  # the Trainer of the run
-    # returns what marks the actions of the Trainer's profiler; called once it does
+    # returns the marker of the Trainer's actions; called when it is installed
     profiler: Callable[[], PhaseProfiler | None]
-    callback: Callback | None  # ours, whose time is named separately
+    callback: Callback | None  # our own callback, whose time is named separately
 
     def start(self) -> None:
         """Have all actions of the Trainer, and its methods without an action, enter the span of their owner."""
@@ -73,7 +73,7 @@ class OwnersWatch(OwnersInstrument):
             self._follow_lines(owners)
         self.observe(self.timeline, owners.observe)
         for call in self._calls_without_action(profiler):
-            # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
+            # If this version lacks a method, or an object refuses attributes, the time of the method is the loop's.
             with suppress(AttributeError):
                 wrap_in_context(
                     call.receiver,
@@ -86,10 +86,11 @@ class OwnersWatch(OwnersInstrument):
         profiler.surround(self._owned_span)
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
-        """Return the span of an action: its own if that is a phase, else one that gives its time to its owner."""
+        """Return the span of an action: of a phase its own, else a span that attributes its time to its owner."""
         is_phase = isinstance(span, Span) and span._code != tape.OTHER
+        # An epoch takes no time within a step.
         if is_phase or isinstance(span, Epoch):
-            return span  # phases keep their own time, and an epoch takes none within a step
+            return span
         assert self._owners is not None
         owner = self.guard.run(owner_of, action_name, self.trainer, self.callback)
         if owner is None:
@@ -101,7 +102,7 @@ class OwnersWatch(OwnersInstrument):
     def _calls_without_action(self, profiler: PhaseProfiler) -> Iterator[_OwnedCall]:
         """Yield the methods that Lightning calls without an action around them, each with the owner of its time.
 
-        An object that this Trainer does not have is None: None has no such method, and the caller leaves it out.
+        The receiver is None if this Trainer lacks the object; None has no such method, so the caller skips it.
         """
         trainer = self.trainer
         for method in _METRIC_METHODS:
@@ -109,7 +110,7 @@ class OwnersWatch(OwnersInstrument):
                 receiver=LOGGING.get_or(trainer), method=method, owner=_LOGGED_METRICS
             )
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
-        # in which Lightning shares between the ranks whether one received SIGTERM
+        # In this method the ranks share whether one of them has received SIGTERM.
         yield _OwnedCall(
             receiver=loop,
             method=SIGTERM_FLAG.name,
@@ -146,7 +147,7 @@ class _OwnedCall(NamedTuple):
 
 
 def owner_of(action_name: str, trainer: Any, callback: Callback | None) -> Owner:
-    """Return the class whose code runs in an action, and its hook; ``callback`` is ours."""
+    """Return the owner of an action: the class whose code runs in it, and its hook; ``callback`` is our own."""
     match = _HOOK_ACTION.fullmatch(action_name)
     if match is None:
         class_name = LIGHTNING if action_name in _LIGHTNING_ACTIONS else ""
@@ -158,7 +159,7 @@ def owner_of(action_name: str, trainer: Any, callback: Callback | None) -> Owner
     if any(overrides(owner, hook) for owner in owners_of_hook):
         return Owner(type(owners_of_hook[0]).__name__, hook)
     if hook == _SCHEDULER_HOOK:
-        # what takes time there is the scheduler, and the functions that it calls
+        # The time is that of the scheduler and of the functions that it calls.
         return Owner(_scheduler_name(trainer), "step")
     if hook.startswith("on_"):
         return _EMPTY_HOOKS
@@ -177,12 +178,12 @@ def _scheduler_name(trainer: Any) -> str:
 
 @dataclass(eq=False)
 class OwnedSpan(AbstractContextManager[None]):
-    """The context of an action of ``owner``: around its ``span``, if it has one."""
+    """The context of an action, which attributes its time to ``owner``, around its own ``span`` if it has one."""
 
     owners: Owners
     owner: Owner
     span: Marked | None = None
-    loop: LoopEvents | None = None  # where the action ends a step
+    loop: LoopEvents | None = None  # set if the action ends a step
 
     def __enter__(self) -> None:
         owners = self.owners

@@ -1,4 +1,4 @@
-"""Peak memory of the measured steps, and of each part of a step in its own stage."""
+"""Reads the peak memory of the measured steps, and, in a stage of its own, of each part of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lm_profiler.record.steps import Peaks
 
 
 class _Readers(NamedTuple):
-    """What observes the marks of the ``memory`` stage, in this order: the last resets the peak that the first reads."""
+    """The observers of marks in the ``memory`` stage, in this order: the last resets the peak that the first reads."""
 
     causes: HoldingsReader
     traffic: TrafficReader
@@ -40,7 +40,7 @@ class MemoryReader(Instrument):
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     # receives the operators of forward passes from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
-    # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
+    # receives the reports of ``TensorReporter`` in the ``memory`` stage; None if they are not needed
     note_tensors: Callable[..., object] | None = None
     # returns the identity of a storage for ``note_tensors``
     storage_id: Callable[[Any], int] = id
@@ -50,8 +50,8 @@ class MemoryReader(Instrument):
     _readers: _Readers | None = None
 
     def __post_init__(self) -> None:
-        # Ends a step and returns the peaks since the stage began. In the ``memory`` stage it is another function, which
-        # ends the step of the observers too, and returns the peaks of that step.
+        # Returns the peaks since the stage began. In the ``memory`` stage it is replaced by a function that also ends
+        # the step of the observers, and returns the peaks of that step.
         self.end_step = self.probe.peaks
 
     def _end_observed_step(self) -> Peaks:
@@ -65,7 +65,7 @@ class MemoryReader(Instrument):
         return readers.peaks.take_step()
 
     def begin(self, stage: str) -> None:
-        """Restart the peaks; in the memory stage, also have each mark note what is held and what is moved."""
+        """Restart the peaks; in the ``memory`` stage, also observe at each mark which bytes are held and moved."""
         self.probe.reset()  # each stage has its own peaks
         module, optimizers = self.parties()
         if self._set_up is None:
@@ -103,7 +103,7 @@ class MemoryReader(Instrument):
             )
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)
-        # swapped instead of a branch: the steps of other stages are timed
+        # replaced here instead of a branch in it, because the steps of other stages are timed
         self.end_step = self._end_observed_step
 
     def _allocated_peak(self) -> int | None:
@@ -111,7 +111,7 @@ class MemoryReader(Instrument):
         return self.probe.peaks()[0]
 
     def end(self, stage: str) -> None:
-        """Keep what the allocator has counted after ``measure``; after ``memory``, what the observers have found."""
+        """After ``measure``, keep the counts of the allocator; after ``memory``, the results of the observers."""
         if stage == "measure":
             self.facts["allocator"] = allocator_facts(self.device)
             self.facts["graph_pools"] = graph_pool_bytes(self.device)
@@ -126,7 +126,7 @@ class MemoryReader(Instrument):
         self.facts["moments"] = {"set_up": self._set_up, **readers.causes.moments}
 
     def discard(self) -> None:
-        """Take the observers of the ``memory`` stage away."""
+        """Remove the observers of the ``memory`` stage."""
         if self._readers is None:
             return
         self.end_step = self.probe.peaks
@@ -134,5 +134,5 @@ class MemoryReader(Instrument):
         causes = self._readers.causes
         causes.stop()
         if not causes.saved_tensors.is_watching:
-            # only now: the next call tries again what could not be undone
+            # Otherwise the next call tries again to stop watching.
             self._readers = None

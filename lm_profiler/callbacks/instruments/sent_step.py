@@ -1,4 +1,4 @@
-"""A step as it is sent to the process that rehearses it: shapes of the module, a batch and the optimizers' states."""
+"""Pickles a step for the process that rehearses it: its module, a batch and optimizer states, without their data."""
 
 from __future__ import annotations
 
@@ -31,24 +31,28 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 _META = torch.device("meta")
 _PLAIN_TYPES = (bool, int, float, str)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-# of a compiled function's wrapper
+# the file of torch that defines the wrapper of a compiled function
 _COMPILER_FILE = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
-# elements of a tensor beside the step, up to which its values are sent too
+# Tensors that code uses besides the module and the batch are pickled with their data up to this many elements.
 _MOST_VALUES = 1 << 18
 
 
 @dataclass(frozen=True)
 class SentOptimizer:
-    """The groups of an optimizer with their plain options, and for each parameter its states on the device."""
+    """The parameters and states of an optimizer."""
 
-    groups: list[dict[str, Any]]
-    states: list[list[Tensor]]
+    groups: list[dict[str, Any]]  # its groups, with their plain options
+    states: list[list[Tensor]]  # for each parameter, its states on the device
 
     @classmethod
     def from_optimizer(
         cls, optimizer: Optimizer, device: torch.device
     ) -> SentOptimizer:
-        """Return the groups of ``optimizer``; raises UncountableError if it may run the step several times."""
+        """Return the parameters and states of ``optimizer``.
+
+        Raises:
+            UncountableError: it may compute the loss several times in a step.
+        """
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(
                 f"{type(optimizer).__name__} may compute the loss several times in a step"
@@ -58,21 +62,18 @@ class SentOptimizer:
         for group in optimizer.param_groups:
             groups.append(_plain_options(group))
             for parameter in group["params"]:
-                leaves = tree_leaves(optimizer.state.get(parameter, {}))
-                states.append(
-                    [
-                        leaf
-                        for leaf in leaves
-                        if isinstance(leaf, Tensor) and leaf.device == device
-                    ]
-                )
+                states_of_parameter = []
+                for leaf in tree_leaves(optimizer.state.get(parameter, {})):
+                    if isinstance(leaf, Tensor) and leaf.device == device:
+                        states_of_parameter.append(leaf)
+                states.append(states_of_parameter)
         return cls(groups, states)
 
 
 def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a group and its plain options.
 
-    Others, such as a learning rate in a tensor, do not change what a step moves.
+    Other options, such as a learning rate in a tensor, do not change the work of a step.
     """
     return {
         name: value
@@ -86,7 +87,7 @@ class SentStep:
     """Everything that a step on one device depends on; its tensors have no data."""
 
     module: nn.Module  # a copy of the module: a LightningModule, or the model that a loop without a Trainer calls
-    # the batch, as the step is given it; for a model the positional and the named arguments of its call
+    # the batch that the step receives; for a model the positional and the named arguments of its call
     batch: Any
     verb: Verb  # the verb whose step it is
     batches: int  # batches of one optimizer step on one rank
@@ -114,7 +115,7 @@ class SentStep:
             module = next(module.children())
         device = loop.device
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
-            # a rank multiplies them whole, or its part of them
+            # It is unknown whether a rank multiplies whole weights or only its part of them.
             raise UncountableError("its weights are sharded")
         optimizers: list[SentOptimizer] = []
         if verb == "fit" and loop.holdings == "whole":
@@ -141,17 +142,17 @@ class SentStep:
         )
 
     def pickled(self) -> bytes:
-        """Return the step for a process that cannot import what the program's own script defines.
+        """Return the pickled step, for a process that cannot import what the program's own script defines.
 
         Classes and functions of the script, lambdas and closures are sent as code, and so are the globals that they
-        use. Nothing of the script runs again.
+        use. The script itself does not run again.
 
         Raises:
-            UncountableError: a part of the step, or of what its code uses, belongs to this process alone.
+            UncountableError: a part of the step, or of what its code uses, can only exist in this process.
         """
         with suppress(Exception):
             return self._dumped(has_stand_ins=False)
-        # a lock, an open file, a connection: perhaps the step needs no more than a stand-in
+        # Something cannot be pickled, such as a lock, an open file or a connection. The step may work with a stand-in.
         try:
             return self._dumped(has_stand_ins=True)
         except Exception as error:
@@ -169,14 +170,15 @@ class SentStep:
 
 
 class Absent:
-    """Stands for an object that belongs to one process alone, such as a lock or an open file.
+    """Stands in for an object that can only exist in one process, such as a lock or an open file.
 
-    It can be called and entered, and has every attribute. Nothing that depends on what it is works with it, so that
-    no step takes another way because of it.
+    It can be called and entered, and has every attribute. It has no truth value and no other special methods, so that
+    no step takes another branch because of it.
     """
 
     def __getattr__(self, name: str) -> Absent:
-        if name.startswith("__"):  # protocols that it lacks
+        is_special_method = name.startswith("__")
+        if is_special_method:
             raise AttributeError(name)
         return self
 
@@ -194,17 +196,17 @@ class Absent:
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Sends code by value where it cannot be imported, and compiled functions as they were before.
+    """Pickles code by value if it cannot be imported, and compiled functions as they were before compilation.
 
-    Of what code uses besides the step, devices become the CPU, and large tensors lose their data.
+    Devices that the code uses become the CPU, and large tensors lose their data.
     """
 
-    has_stand_ins = False  # whether ``Absent`` takes the place of what cannot be sent
+    has_stand_ins = False  # whether ``Absent`` replaces objects that cannot be pickled
 
     def reducer_override(self, value: Any) -> Any:
         """Return how ``value`` is pickled: large tensors without data, devices as the CPU, functions uncompiled."""
-        if isinstance(value, FunctionType) and _is_compilers(value):
-            function = inspect.unwrap(value, stop=_is_not_compilers)
+        if isinstance(value, FunctionType) and _is_compiled_wrapper(value):
+            function = inspect.unwrap(value, stop=_is_plain_function)
             return _return_unchanged, (function,)
         if isinstance(value, torch.device):
             return torch.device, ("cpu",)
@@ -243,14 +245,14 @@ def _uninitialized(
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
-def _is_compilers(function: Any) -> bool:
+def _is_compiled_wrapper(function: Any) -> bool:
     """Return whether ``function`` is the wrapper of a compiled function."""
     code = getattr(function, "__code__", None)
     return getattr(code, "co_filename", None) == _COMPILER_FILE
 
 
-def _is_not_compilers(function: Any) -> bool:
-    return not _is_compilers(function)
+def _is_plain_function(function: Any) -> bool:
+    return not _is_compiled_wrapper(function)
 
 
 def _return_unchanged(value: Any) -> Any:
@@ -270,7 +272,7 @@ def _undo_lightnings_compilation(module: nn.Module) -> None:
 
 
 def without_data(batch: Any) -> Any:
-    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError if that is impossible."""
+    """Return ``batch`` with tensors that have shapes and no data; raise UncountableError if that is impossible."""
     return tree_map(_shape_of_leaf, batch)
 
 
@@ -290,7 +292,7 @@ def _copy_to_meta(value: Any) -> Any:
 
 
 def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device`` with shape, strides and dtype of ``tensor``, and none of its data."""
+    """Return an uninitialized tensor on ``device`` with the shape, the strides and the dtype of ``tensor``."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
         raise UncopyableError("a tensor has no shape yet, or is not a dense one")
     return torch.empty_strided(
@@ -299,7 +301,7 @@ def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
-    """Return a leaf of the batch without its data: a tensor on the meta device, a plain value as it is."""
+    """Return a leaf of the batch without its data: a tensor on the meta device, a plain value unchanged."""
     if leaf is None or isinstance(leaf, (*_PLAIN_TYPES, bytes)):
         return leaf
     if isinstance(leaf, Tensor):

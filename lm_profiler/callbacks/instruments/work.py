@@ -1,4 +1,4 @@
-"""Counts the work of a step, while an untimed step runs; on shapes alone where none ran or it is compiled."""
+"""Counts the work of a step while an untimed step runs, or, if there is none or it is compiled, on shapes alone."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from lm_profiler.processes.child import Child, NamedCall, NoAnswer
 from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
-# most CPU time and memory of a process that counts on shapes alone
-LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30
-# The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
+# the most CPU time and memory of a process that counts on shapes alone
+LIMIT_S = 60.0
+LIMIT_BYTES = 4 << 30
+# The most CPU time if training waits for it. With busy cores that may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
 
 # classes of optimizers that multiply matrices
 _MATRIX_OPTIMIZERS = re.compile("Muon|SOAP|Shampoo|Dion|Scion|PSGD|Kron")
 
-# phases that touch only a rank's own shard; what a rank gathers from the others is unknown
+# phases that use only a rank's own shard; how much the other phases gather from other ranks is unknown
 _FROM_SHARDS = {"zero_grad", "clip", "optimizer"}
 
 
@@ -49,9 +50,9 @@ class StepWork:
     """The work of one step."""
 
     flops: Flops  # over all ranks
-    # FLOPs of one rank, by the work and by dtype
+    # FLOPs of one rank, by the kind of work and by dtype
     by_dtype: Mapping[str, Mapping[str, int]]
-    # the least that one rank moves, where that was counted on shapes alone
+    # the least bytes that one rank moves; None unless they were counted on shapes alone
     traffic: StepTraffic | None = None
 
 
@@ -62,7 +63,7 @@ class FlopsWatch(Instrument):
     timeline: Timeline  # its marks separate forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
     forward: ForwardTraffic | None = None  # receives the operators of forward passes
-    # returns what records the calls of the step's operators; None: nobody does
+    # makes the recorder of the step's operators; None if they are not recorded
     make_operators: Callable[[], StepOperators] | None = None
     name = "FLOPs"
     stage = "memory"
@@ -70,8 +71,8 @@ class FlopsWatch(Instrument):
     _operators: StepOperators | None = None
 
     def start(self) -> None:
-        """Count the FLOPs of the ``memory`` stage's steps, unless the step is compiled or may replay CUDA graphs."""
-        # Functions that were compiled belong to no module, so any compilation counts.
+        """Count the FLOPs of the steps of the stage, unless they are compiled or may replay CUDA graphs."""
+        # Any compilation counts, because a compiled function may belong to no module.
         is_compiled = recompilations() > 0 or is_compiled_in(self.module())
         if is_compiled:
             self.facts["seen_flops"] = SeenFlops(
@@ -115,15 +116,15 @@ class FlopsWatch(Instrument):
                 self._operators.stop()
                 self._operators = None
             self._step.stop()
-            self._step = None  # only now: what could not be undone is tried again by the next call
+            # Last, so that the next call repeats what has failed.
+            self._step = None
 
 
 def _has_cuda_graphs() -> bool:
-    """Return whether any CUDA graph exists. Torch keeps no list of its graphs, so all objects are looked through."""
+    """Return whether any CUDA graph exists. torch keeps no list of its graphs, so all objects are searched."""
     if not torch.cuda.is_initialized():
         return False
-    # By type(), since isinstance would ask each object for its `__class__`, which runs foreign code where the object is
-    # a proxy.
+    # By type(), because isinstance reads the attribute ``__class__``, which runs foreign code if the object is a proxy.
     return any(
         issubclass(type(candidate), torch.cuda.CUDAGraph)
         for candidate in gc.get_objects()
@@ -131,7 +132,7 @@ def _has_cuda_graphs() -> bool:
 
 
 def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
-    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown if it is unknown on one of them."""
+    """Return the sums over all ranks, with the dtypes of rank 0; unknown if they are unknown on one of them."""
     flops: list[Flops] = []
     for rank in ranks:
         if rank.flops is None:

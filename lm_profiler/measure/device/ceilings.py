@@ -1,8 +1,8 @@
-"""Measures the machine's ceilings: the rate of a large matmul and of a large copy, with or without a datasheet.
+"""Measures the machine's ceilings: the rate of a large matmul, and of a large copy.
 
-Other users of the machine come and go, and can only slow it: the best of several short probes is nearest to the truth,
-and the best readings are kept across runs. All of it waits for the device, and takes a part of its free memory: call it
-when all timing is over and the peaks are read. The CPU uses ``torch.get_num_threads()`` threads.
+Other users of the machine come and go, and can only slow it. So the best of several short probes is nearest to the
+truth, and the best readings are kept across runs. The probes wait for the device and take a part of its free memory:
+call them after all timing, when the peaks are read. On the CPU they use ``torch.get_num_threads()`` threads.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from lm_profiler.record.process_spread import FigureCache
 
 AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
 
-# seconds without a new reading once two readings have agreed: a reading costs each run CPU time
+# how long there is no new reading after two readings have agreed, because a reading costs each run CPU time
 FRESH_S = 86_400.0
 
-_PROBES = 3  # of which the fastest counts
+_PROBES = 3  # of a reading, of which the fastest counts
 _PAUSE_S = 0.05  # between two probes
 _MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
 
-# Sides of the square matrices. The smallest matmul takes milliseconds even where a dtype is emulated.
+# Sides of the square matrices. The smallest matmul takes milliseconds even if the dtype is emulated.
 SMALLEST = 128
 LARGEST = 16384
 
-LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and timing it, which is microseconds
+LONG_ENOUGH_S = 0.01  # next to this, the microseconds of launching and timing a matmul are negligible
 # sizes grow until doubling the side raises the rate by less than this factor
 SETTLED = 1.1
-BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memory was too small for a longer one
+# If all matmuls are shorter, because memory is too small for larger ones, the ceiling is unknown.
+BELIEVABLE_S = 0.001
 
 _TILE = 256  # side of the tile of random values that a matrix repeats
 
-# The most memory that counts as free on a CPU, so that 2048 is the largest side in float32. There the matrices enlarge
-# the training process itself, and matmuls of this size are long enough.
+# The most memory that is used on a CPU, so that 2048 is the largest side in float32. There the matrices enlarge the
+# training process itself, and matmuls of this size take long enough.
 _ON_A_CPU_BYTES = 256 << 20
 
 
@@ -59,15 +60,16 @@ def matmul_ceiling(
 ) -> float | None:
     """Return the best FLOP/s of square matmuls [N, N] · [N, N], 2·N³ FLOPs each, within ``budget_s`` seconds.
 
-    None if the device has no matmul in this dtype, or too little memory for one that is long enough. float32 follows
-    torch's current precision setting. Short products may run at a clock rate that a long run does not hold.
+    None if the device has no matmul in this dtype, or too little memory for one that takes long enough. float32 uses
+    torch's current precision setting. Short products may run at a higher clock rate than a long run can sustain.
     """
     try:
         products = Products(device, dtype, clock)
         products(1)
     except (RuntimeError, TypeError):
-        # RuntimeError with NotImplementedError; MPS raises TypeError for float64
+        # RuntimeError includes NotImplementedError. MPS raises TypeError for float64.
         return None
+    # the best size, and the seconds of its fastest matmul
     best: tuple[int, float] | None = None
     for probe in range(_PROBES):
         end_ns = clock() + round(budget_s / _PROBES * 1e9)
@@ -90,34 +92,33 @@ def matmul_ceiling(
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return the free bytes of ``device``, including what torch's allocator caches: on a full device that is most."""
+    """Return the free bytes of ``device``, including those in the cache of torch's allocator."""
     free = available_bytes(device)
     if free is None:  # the device shares the machine's memory
         return available_bytes(torch.device("cpu")) or 0
     if device.type == "cpu":
         return free
-    return (
-        free
-        + torch.accelerator.memory_reserved(device)
-        - torch.accelerator.memory_allocated(device)
-    )
+    reserved = torch.accelerator.memory_reserved(device)
+    cached = reserved - torch.accelerator.memory_allocated(device)
+    return free + cached
 
 
 def fastest(
     time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
 ) -> tuple[int, float] | None:
-    """Return the size with the highest rate, and the seconds of its best matmul; None if all are too short.
+    """Return the size with the highest rate, and the seconds of its fastest matmul; None if all are too short.
 
-    Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
-    busy CPU may stall any matmul for that long), or until memory or time is too short for the next size, which takes up
-    to eight times as long. Then the two best sizes repeat until time is up (``left_s`` is negative).
+    Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED``; both are
+    required, because a busy CPU may stall any matmul for that long. They also end if memory or time is too short for
+    the next size, which takes up to eight times as long. Then the two best sizes repeat until ``left_s`` is negative.
     """
+    # the size of a matmul to its least seconds
     seconds: dict[int, float] = {}
     size = SMALLEST
-    previous_s = inf  # of the size before
+    previous_s = inf  # of the previous size
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
-            # includes fresh pages and the choice of a kernel, so it runs twice
+            # Twice, because the first time includes fresh pages and the choice of a kernel.
             seconds[size] = time_product(size)
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
@@ -140,7 +141,7 @@ def _repeat(
     seconds: dict[int, float],
     left_s: Callable[[], float],
 ) -> tuple[int, float] | None:
-    """Repeat the two best sizes until time is up; return the best size and its seconds, None without a time."""
+    """Repeat the two best sizes until time is up; return the best size and its seconds, None if they are unknown."""
 
     def seconds_per_flop(size: int) -> float:
         if seconds[size] <= 0:  # the clock is too coarse for this size
@@ -164,19 +165,20 @@ def _repeat(
 
 def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
     """Return the largest side up to ``LARGEST`` whose matrices fit into half of ``available_bytes``."""
-    # Three matrices of this size, and a third as much for all smaller sizes: 3 · (1 + 1/4 + 1/16 + ...) = 4.
+    # There are three matrices of this size, and for all smaller sizes a third as much: 3 · (1 + 1/4 + 1/16 + ...) = 4.
     elements = _MEMORY_SHARE * available_bytes / dtype.itemsize / 4
     return min(LARGEST, int(elements**0.5))
 
 
 class Products:
-    """Runs and times one matmul at a time; keeps the matrices of every size, since sizes take turns."""
+    """Runs and times one matmul at a time; keeps the matrices of every size, because sizes alternate."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]
     ) -> None:
         self._seconds = Stopwatch(device, clock)
-        # Random values: zeros draw less power and so run faster. An own generator leaves the run's unchanged.
+        # Random values, because zeros draw less power and so run faster. From a separate generator, so that the state
+        # of the run's generator does not change.
         generator = torch.Generator(device).manual_seed(0)
         tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(
             -1, 1, generator=generator
@@ -185,6 +187,7 @@ class Products:
         self._matrices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, size: int) -> float:
+        """Return the seconds of one matmul of two matrices of this ``size``."""
         if size not in self._matrices:
             self._matrices[size] = (
                 self._matrix(size),
@@ -192,17 +195,17 @@ class Products:
                 self._matrix(size),
             )
         factor, other_factor, product = self._matrices[size]
-        # With `out`, autocast does not change the dtype.
+        # into ``out``, because then autocast does not change the dtype
         return self._seconds(lambda: torch.mm(factor, other_factor, out=product))
 
     def _matrix(self, size: int) -> Tensor:
-        # A tile is repeated: filling a large matrix with random numbers takes longer than multiplying it.
+        # Repeated tiles, because filling a large matrix with random numbers takes longer than multiplying it.
         tiles = -(-size // _TILE)  # rounded up
         return self._tile.repeat(tiles, tiles)[:size, :size].contiguous()
 
 
-# bytes of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB); on a CPU, where they
-# enlarge the process, both are twice the last-level cache of many CPUs
+# Bytes of each of the two buffers: on a GPU several times its cache (the L2 of an H100 has 50 MB). On a CPU, where they
+# enlarge the process, both together are twice the last-level cache of many CPUs.
 ON_A_GPU_BYTES = 512 << 20
 ON_A_CPU_BYTES = 32 << 20
 _COPIES = 3  # of which the fastest counts
@@ -216,9 +219,9 @@ def copy_rate(
 ) -> float | None:
     """Return the bytes read and written per second by the fastest of a few large copies; None without memory for them.
 
-    Bytes count as in STREAM (McCalpin 1995): the cache lines that a CPU reads before it overwrites them do not count,
-    so that a phase which only reads may be up to half as fast again. Where a CPU's caches hold a part of the buffers,
-    the result is an upper bound of the memory's rate, and times computed from it are still lower bounds.
+    Bytes count as in STREAM (McCalpin 1995), without the cache lines that a CPU reads before it overwrites them. So a
+    phase that only reads may be up to 1.5 times as fast. If a CPU's caches hold a part of the buffers, the result is an
+    upper bound of the memory's rate, and times computed from it are still lower bounds.
     """
     size_bytes = buffer_bytes
     if not size_bytes:
@@ -228,7 +231,7 @@ def copy_rate(
     stopwatch = Stopwatch(device, clock)
     elements = size_bytes // 4
     try:
-        # Filled first: the first write to a fresh page includes the kernel's work.
+        # Filled, because the first write to a fresh page includes the kernel's work.
         source = torch.ones(elements, device=device, dtype=torch.float32)
         target = torch.ones(elements, device=device, dtype=torch.float32)
     except torch.OutOfMemoryError:  # free memory is fragmented
@@ -265,9 +268,9 @@ def known_ceiling(
 ) -> float | None:
     """Return the matmul ceiling in FLOP/s: the better of the current and the stored reading, if the two agree.
 
-    ``report`` gets the reason if they do not. The best reading is kept in a file of ``folder`` for each device, CPU,
-    number of threads, dtype, precision and version of torch. For ``FRESH_S`` after two readings have agreed it is used
-    without a new reading. A file that cannot be read or written counts as absent.
+    ``report`` receives the reason if they do not. The best reading is kept in a file of ``folder`` for each device,
+    CPU, number of threads, dtype, precision and version of torch. After two readings have agreed, it is used without a
+    new reading for ``FRESH_S``. A file that cannot be read or written counts as absent.
     """
     dtype_facts = {
         "dtype": str(dtype).removeprefix("torch."),
@@ -326,7 +329,7 @@ def _read_rates(
     stored = figures.get(key) or None
     agreed_s = figures.get(_AGREED)
     if stored is not None and agreed_s is not None:
-        # A time in the future means that the clock was set back: measure again.
+        # A time in the future means that the clock was set back; then measure again.
         is_fresh = 0.0 <= now_s - agreed_s < FRESH_S
         if is_fresh:
             return _RateReadings(current=stored, stored=stored)

@@ -18,14 +18,14 @@ _BYTES = 4  # float32
 # torch 2.13 has renamed both, and warns of the old names.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_FEWEST_REPEATS = 6  # the interval of a median needs six times
-# if a rank hangs, collectives of the others end in an error that names it
+_FEWEST_REPEATS = 6  # the confidence interval of a median needs six values
+# If a rank hangs, collectives of the others end after this time in an error that names it.
 _TIMEOUT = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """The measurements of each rank: all ``ops`` at all ``sizes_bytes``."""
+    """What the ranks measure: all ``ops`` at all ``sizes_bytes``."""
 
     backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
     ranks: int  # how many there are
@@ -38,12 +38,12 @@ class LinkRequest:
 
 
 class LinkRow(NamedTuple):
-    """``seconds`` of each repeat, on the rank that took longest; ``unknown`` is the reason if there are none."""
+    """The measurements of one collective at one size."""
 
     op: str
     size_bytes: int
-    seconds: tuple[float, ...] = ()
-    unknown: str | None = None
+    seconds: tuple[float, ...] = ()  # of each repeat, on the slowest rank
+    unknown: str | None = None  # the reason if the seconds are unknown
 
 
 def time_links(
@@ -51,7 +51,8 @@ def time_links(
 ) -> None:
     """Measure as one of ``request.ranks`` ranks; rank 0 sends each row as soon as it is known.
 
-    Raises RuntimeError if a collective gives a wrong result, or another rank is gone.
+    Raises:
+        RuntimeError: the result of a collective is wrong, or another rank has ended.
     """
     device = (
         torch.device("cuda", rank) if request.backend == "nccl" else torch.device("cpu")
@@ -78,7 +79,7 @@ def _row(
     request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int
 ) -> LinkRow:
     """Measure the collective ``op`` of about ``size_bytes``; return its seconds, or why they are unknown."""
-    # All tensors have whole parts for the ranks, as those of nccl-tests.
+    # All tensors can be divided among the ranks, as in nccl-tests.
     part = max(size_bytes // _BYTES // request.ranks, 1)
     size_bytes = part * request.ranks * _BYTES
     if _lacks_memory_on_a_rank(request, size_bytes, device):
@@ -90,8 +91,9 @@ def _row(
     collective = _collective(op, part, request.ranks, rank, device)
     try:
         collective.call()
-    except RuntimeError as error:  # gloo lacks some
-        dist.barrier()  # raises again if a rank is gone, which is not a missing operation
+    except RuntimeError as error:
+        # gloo lacks some operations. If another rank has ended instead, the barrier raises again.
+        dist.barrier()
         return LinkRow(op, size_bytes, unknown=str(error).splitlines()[0][:100])
     if not collective.has_right_result():
         raise RuntimeError(f"{op} of {size_bytes} bytes: wrong result")
@@ -101,7 +103,7 @@ def _row(
 def _lacks_memory_on_a_rank(
     request: LinkRequest, size_bytes: int, device: torch.device
 ) -> bool:
-    """Return on all ranks whether the tensors do not fit on one of them."""
+    """Return, on all ranks, whether the tensors do not fit into the memory of one of them."""
     available = available_bytes(device)
     needed = 2 * size_bytes
     if device.type == "cpu":  # all ranks share it
@@ -120,7 +122,7 @@ def _slowest_seconds(
         dist.barrier()
         return stopwatch(call)
 
-    # A second warm-up, which shows how many repeats fit into the budget.
+    # A second warm-up call, which shows how many repeats fit into the budget.
     warmup_s = _maximum_over_ranks(time_call(), device)
     affordable_repeats = int(request.budget_s / max(warmup_s, 1e-9))
     repeats = max(min(request.repeats, affordable_repeats), _FEWEST_REPEATS)
@@ -137,17 +139,19 @@ def _maximum_over_ranks(value: float, device: torch.device) -> float:
 
 
 class _CheckedCall(NamedTuple):
+    """A collective, and a check of its result."""
+
     call: Callable[[], Any]
-    # after the first call; it overwrites the tensors
+    # to be called once, after the first call; it overwrites the tensors
     has_right_result: Callable[[], bool]
 
 
 def _collective(
     op: str, part: int, ranks: int, rank: int, device: torch.device
 ) -> _CheckedCall:
-    """Return ``op`` over tensors of ``part`` · ``ranks`` elements.
+    """Return ``op`` on tensors of ``part`` · ``ranks`` elements.
 
-    Rank r has r + 1 everywhere; for reduce-scatter, times p + 1 in part p.
+    All elements of rank r are r + 1; for reduce-scatter, those in part p are multiplied by p + 1.
     """
     rank_values = torch.arange(1.0, ranks + 1, device=device)
     own_value = float(rank + 1)
@@ -156,7 +160,7 @@ def _collective(
 
     def has_result(result: Tensor, expected: Tensor | float) -> bool:
         is_right = bool((result == expected).all())
-        whole_tensor.zero_()  # sums of sums would soon be infinite
+        whole_tensor.zero_()  # because repeated sums of sums would soon be infinite
         return is_right
 
     if op == "all_gather":
