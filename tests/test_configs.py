@@ -64,10 +64,7 @@ SHORTER = [*SHORT, "--stages.measure_steps=1", "--trace.steps=0", "--memory.step
 
 
 @pytest.mark.usefixtures("no_preflight")
-@pytest.mark.parametrize(
-    "verb,name",
-    [("fit", "small_bf16"), ("validate", "forward_only"), ("fit", "forward_only")],
-)
+@pytest.mark.parametrize("verb,name", [("fit", "small_bf16"), ("validate", "forward_only"), ("fit", "forward_only")])
 def test_the_small_ones_run(verb: str, name: str, tmp_path: Path) -> None:
     shallow = ["--model.num_layers=2", "--model.vocab_size=256"]
     assert main([verb, f"--config={CONFIGS / name}.yaml", f"--log_dir={tmp_path}", *SHORTER, *shallow]) == 0

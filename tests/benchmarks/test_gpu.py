@@ -154,8 +154,7 @@ def test_a_test_that_failed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra_us, met",
-    [([10.0, 12.0, 11.0], True), ([-500.0, 480.0, 11.0], None), ([98.0, 102.0, 101.0], False)],
+    "extra_us, met", [([10.0, 12.0, 11.0], True), ([-500.0, 480.0, 11.0], None), ([98.0, 102.0, 101.0], False)]
 )
 def test_that_little_is_added_is_said_where_the_rounds_agree_on_it(extra_us: list[float], met: bool | None) -> None:
     _, low, high = overhead.share_of(extra_us, step_us=10_000.0)

@@ -215,16 +215,7 @@ def test_run_step_tokens_memory_and_status_come_first_and_stay(
     tab = compare()
     card = tab.card("Runs and cells")
     header = tab.table(card)[0]
-    first = [
-        "A",
-        "B",
-        "run",
-        "step (ms)",
-        "tokens/s",
-        "peak allocated",
-        "peak resident",
-        "status",
-    ]
+    first = ["A", "B", "run", "step (ms)", "tokens/s", "peak allocated", "peak resident", "status"]
     assert header[: len(first)] == first
     assert {"size", "context", "attention", "data.num_workers"} >= set(header[len(first) : len(first) + 2])
     heads = card.locator("th")

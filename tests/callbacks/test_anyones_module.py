@@ -14,11 +14,7 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.demos.boring_classes import (
-    BoringModel,
-    ManualOptimBoringModel,
-    RandomDataset,
-)
+from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException

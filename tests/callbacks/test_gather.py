@@ -98,9 +98,7 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     assert (failure.rank, failure.phase, failure.step, failure.type) == (1, "forward", 5, "ValueError")
 
 
-def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ranks(
-    tmp_path: Path,
-) -> None:
+def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ranks(tmp_path: Path) -> None:
     done = start(tmp_path, "killed")
     assert done.returncode != 0
     folder = run_of(tmp_path)

@@ -120,12 +120,7 @@ def test_a_run_that_dies_in_a_phase(
     ],
 )
 def test_a_run_that_dies_elsewhere(
-    make: Callable[[], BoringModel],
-    options: dict[str, Any],
-    phase: str,
-    steps: int,
-    step: int | None,
-    tmp_path: Path,
+    make: Callable[[], BoringModel], options: dict[str, Any], phase: str, steps: int, step: int | None, tmp_path: Path
 ) -> None:
     profiler, _ = die(make(), tmp_path, KeyError, **options)
     assert_recorded(profiler, "failed", phase, steps=steps, step=step, kind="KeyError")

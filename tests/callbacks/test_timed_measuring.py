@@ -13,10 +13,7 @@ import pytest
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.callbacks import (
-    StageOptions,
-    WatchOptions,
-)
+from lm_profiler.callbacks import StageOptions, WatchOptions
 from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.stages import StoppingRule
 

@@ -21,10 +21,7 @@ from stored_texts import assert_stored
 from torch.utils.data import DataLoader
 from warm import end, run, start
 
-from lm_profiler.callbacks import (
-    TrainingProfiler,
-    watching,
-)
+from lm_profiler.callbacks import TrainingProfiler, watching
 from lm_profiler.cli.main import main
 from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import disjoint

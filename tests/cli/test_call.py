@@ -93,10 +93,7 @@ def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_ot
         assert " ".join(rest).replace(" my", "=my") == "--model=my.M --model.lr=2"
         (told,) = call.replacement_lines()
         assert told.startswith("model: my.M")
-        assert call.content == {
-            "trainer": {"precision": 32},
-            "model": {"class_path": "my.M", "init_args": {"lr": 2}},
-        }
+        assert call.content == {"trainer": {"precision": 32}, "model": {"class_path": "my.M", "init_args": {"lr": 2}}}
     # What a file or the line says of a class becomes its arguments.
     own = tmp_path / "own.yaml"
     own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")

@@ -40,10 +40,7 @@ SLURM = {"SLURM_NTASKS": 4, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 2, "SLUR
 ELASTIC = {**MEET, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": 4}
 NODES: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
     "Lightning": ([], [{**MEET, "NODE_RANK": node, "LOCAL_RANK": local} for node in (0, 1) for local in (0, 1)]),
-    "torchrun": (
-        [],
-        [{**ELASTIC, "RANK": rank, "LOCAL_RANK": rank % 2, "GROUP_RANK": rank // 2} for rank in range(4)],
-    ),
+    "torchrun": ([], [{**ELASTIC, "RANK": rank, "LOCAL_RANK": rank % 2, "GROUP_RANK": rank // 2} for rank in range(4)]),
     "SLURM": (
         [],
         [{**SLURM, "SLURM_PROCID": rank, "SLURM_LOCALID": rank % 2, "SLURM_NODEID": rank // 2} for rank in range(4)],

@@ -101,10 +101,7 @@ def test_what_cannot_fit_is_not_made(free: Callable[[int], None], no_weights: No
 
 @pytest.mark.parametrize("more, factor", [([], 4), (["--model.optimizer=sgd"], 2)], ids=["adamw", "sgd"])
 def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehearsal(
-    more: list[str],
-    factor: int,
-    free: Callable[[int], None],
-    capsys: pytest.CaptureFixture[str],
+    more: list[str], factor: int, free: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = factor * 4 * TINY_PARAMETERS
     free(needs - 1)
@@ -128,9 +125,7 @@ def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where
 
 
 def test_what_is_said_to_fit_does_and_one_more_does_not(
-    free: Callable[[int], None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    free: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(400_000)
     assert main(["fit", "--config=tiny.yaml", CHECK]) == 2
@@ -152,8 +147,7 @@ def test_the_check_can_be_left_out(free: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "module,why",
-    [(DependsOnValues, "depends on values"), (NeverMade, "took more than 20 s of CPU time")],
+    "module,why", [(DependsOnValues, "depends on values"), (NeverMade, "took more than 20 s of CPU time")]
 )
 def test_what_is_not_planned_in_time_runs(module: type[LightningModule], why: str, free: Callable[[int], None]) -> None:
     warm.load_server()

@@ -354,9 +354,7 @@ def test_what_is_no_such_function_is_refused_as_stored() -> None:
     assert_stored("models/refused: no function", said)
 
 
-def test_the_parts_of_math_are_nvtx_ranges_where_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_parts_of_math_are_nvtx_ranges_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append(None))

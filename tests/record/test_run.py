@@ -16,13 +16,7 @@ from stored_texts import assert_stored
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run_record import (
-    Failure,
-    RecordError,
-    RunRecord,
-    TimeSummary,
-    read_run,
-)
+from lm_profiler.record.run_record import Failure, RecordError, RunRecord, TimeSummary, read_run
 
 MINIMAL = made_run(status="refused")
 FULL = made_run(

@@ -7,13 +7,7 @@ import yaml
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.record.text import (
-    YamlTextError,
-    compose,
-    printable,
-    ranks_text,
-    text_without_keys,
-)
+from lm_profiler.record.text import YamlTextError, compose, printable, ranks_text, text_without_keys
 
 
 @pytest.mark.parametrize(

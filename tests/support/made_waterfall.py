@@ -28,10 +28,7 @@ _CONTRIBUTORS = {
         ("model.blocks.*.attn", "aten::mm", 96, 21.0, "13 ms in 48 matmul kernels; m 512, n 768, k 64"),
         ("model.blocks.*.ff", "aten::mm", 72, 11.5, None),
     ],
-    "beyond_bandwidth": [
-        ("model.blocks.*.attn", "softmax", 12, 19.2, None),
-        (None, "<b>Memcpy</b>", 3.5, 11.0, None),
-    ],
+    "beyond_bandwidth": [("model.blocks.*.attn", "softmax", 12, 19.2, None), (None, "<b>Memcpy</b>", 3.5, 11.0, None)],
     "gaps": [(None, "waiting for the host", 310, 9.0, "cudaLaunchKernel")],
 }
 

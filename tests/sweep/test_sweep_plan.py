@@ -111,10 +111,7 @@ def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
 
 def test_too_many_cells_and_parts_that_are_none_are_refused() -> None:
     grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
-    requests = {
-        "values": SweepRequest(name="s", grid=grid),
-        "repeats": SweepRequest(name="s", repeats=20_000_000),
-    }
+    requests = {"values": SweepRequest(name="s", grid=grid), "repeats": SweepRequest(name="s", repeats=20_000_000)}
     said = {what: refusal(UsageError, partial(plan_of, request, {})) for what, request in requests.items()}
     assert_stored("sweep/refused: too many", said)
     request = SweepRequest(name="s", list=[{"a.x": "1"}, {"a.x": "1"}])

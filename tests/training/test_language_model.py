@@ -163,13 +163,7 @@ def test_a_compiled_model_trains_to_the_same_losses(
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-WRONG: dict[str, Any] = {
-    "size": "huge",
-    "num_heads": 7,
-    "optimizer": "lion",
-    "lr": -1.0,
-    "weight_decay": float("nan"),
-}
+WRONG: dict[str, Any] = {"size": "huge", "num_heads": 7, "optimizer": "lion", "lr": -1.0, "weight_decay": float("nan")}
 
 
 def test_a_wrong_option_is_refused_as_stored(make_trainer: Make, tiny: dict[str, Any]) -> None:

@@ -18,13 +18,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import (
-    Failure,
-    MemoryFacts,
-    MemoryReading,
-    Steadiness,
-    Throughput,
-)
+from lm_profiler.record.run_record import Failure, MemoryFacts, MemoryReading, Steadiness, Throughput
 from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError

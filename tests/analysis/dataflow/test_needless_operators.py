@@ -320,8 +320,8 @@ def layer_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 def dead_units(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Most units of a ReLU are off for all inputs: their gradient is zero at each position."""
     with torch.no_grad():
-        step.net.block[0].bias[8:] = -100.0
-    return plain(step, step.net.block(step.net.embedding(labels)), labels)
+        step.net.block[0].bias[8:] = -100.0  # from the second step on, which is the one that is judged
+    return plain(step, hidden, labels)
 
 
 def steered(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "needed",
     [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations,
-     recurrent, layer_on_each_token],
+     recurrent, layer_on_each_token, dead_units, steered, gradient_penalty],
 )  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []

@@ -58,8 +58,7 @@ def put(shares: Sequence[float], took: Sequence[int], lasts: int, behind: bool, 
 
 
 @pytest.mark.parametrize(
-    "took",
-    [[20_000, 20_000, 30_000], [1000, 90_000, 40_000], [90_000, 1000, 1000], [0, 0, 0], [500, 500, 50_000]],
+    "took", [[20_000, 20_000, 30_000], [1000, 90_000, 40_000], [90_000, 1000, 1000], [0, 0, 0], [500, 500, 50_000]]
 )
 def test_of_reductions_behind_a_backward_each_stands_where_its_gradients_are_ready(took: list[int]) -> None:
     shares = [0.3, 0.6, 0.9]  # the host then waits for the threads of autograd, the stream for nothing

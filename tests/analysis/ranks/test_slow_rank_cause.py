@@ -27,8 +27,7 @@ def finding_of(readings: list[StepCounters], contention: Contention | None = Non
 
 
 @pytest.mark.parametrize(
-    "field, words",
-    [("gc_s", "collecting garbage"), ("compile_s", "compiling"), ("checkpoint_s", "saving checkpoints")],
+    "field, words", [("gc_s", "collecting garbage"), ("compile_s", "compiling"), ("checkpoint_s", "saving checkpoints")]
 )
 def test_the_counter_that_explains_the_excess_is_the_cause(field: str, words: str) -> None:
     found = finding_of([*counters(0, **{field: 0.001}), *counters(1, **{field: 0.028})])

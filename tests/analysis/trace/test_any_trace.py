@@ -115,11 +115,7 @@ def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> Non
         trace.work(GEMM, start + 1, start + 100, start + 110, correlation=number + 1)
     rows = kernel_table(read(tmp_path, trace.events).work).rows
     calls = {(row.module, row.module_type): row.count for row in rows}
-    assert calls == {
-        ("GPT.Block.Attention", "Attention"): 2,
-        ("GPT.Block", "Block"): 1,
-        ("GPT", "GPT"): 1,
-    }
+    assert calls == {("GPT.Block.Attention", "Attention"): 2, ("GPT.Block", "Block"): 1, ("GPT", "GPT"): 1}
 
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")

@@ -233,13 +233,7 @@ def hooks_of_all_optimizers() -> tuple[int, int]:
     return len(optimizer_module._global_optimizer_pre_hooks), len(optimizer_module._global_optimizer_post_hooks)
 
 
-@pytest.mark.parametrize(
-    "optimizer, way",
-    [
-        (torch.optim.SGD, "manual with a closure"),
-        (Perturbs, "automatic"),
-    ],
-)
+@pytest.mark.parametrize("optimizer, way", [(torch.optim.SGD, "manual with a closure"), (Perturbs, "automatic")])
 def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.Optimizer], way: str) -> None:
     profiler, hooks_before = instruments(1, 2, trace=2), hooks_of_all_optimizers()
     trainer_with([profiler], tmp_path, gradient_clip_val=None).fit(Steps(optimizer, way))

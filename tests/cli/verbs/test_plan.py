@@ -74,8 +74,7 @@ def test_what_fits_has_no_remedies_and_else_all_is_tried_at_once(formula: Formul
 
 
 @pytest.mark.parametrize(
-    "text, size",
-    [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30)],
+    "text, size", [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30)]
 )
 def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
     assert plan.size_bytes(text, "memory", "80GiB") == size

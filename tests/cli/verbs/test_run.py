@@ -119,14 +119,7 @@ print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch")
 """
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "{",
-        '{"options": {"measure_steps": -1}}',
-        '{"options": {"unknown": 1}}',
-    ],
-)
+@pytest.mark.parametrize("asked", ["{", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
 def test_wrong_variable_raises_nothing(asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(VARIABLE, asked)
     assert external_callbacks() == []

@@ -495,12 +495,7 @@ def test_only_the_user_speaks_beside_us(here: Path) -> None:
     ids=["ctrl-c with workers", "sigterm while building", "sigterm to one of two"],
 )
 def test_a_signal_ends_it_with_what_it_has(
-    number: signal.Signals,
-    to_group: bool,
-    options: list[str],
-    phase: str,
-    start: Callable[..., Program],
-    here: Path,
+    number: signal.Signals, to_group: bool, options: list[str], phase: str, start: Callable[..., Program], here: Path
 ) -> None:
     program = start(*options)
     children = program.until_they_wait(2 if DDP[0] in options else 1)

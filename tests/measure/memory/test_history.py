@@ -55,10 +55,7 @@ _MPS = (
 @pytest.mark.parametrize(
     "message, expected",
     [
-        (
-            _CUDA,
-            (20 * MIB, 13.56 * MIB, 79.15 * GIB, 78.02 * GIB, 512.45 * MIB, None),
-        ),
+        (_CUDA, (20 * MIB, 13.56 * MIB, 79.15 * GIB, 78.02 * GIB, 512.45 * MIB, None)),
         (_GRAPHS, (2 * MIB, 896 * KIB, 47.53 * GIB, 47 * GIB, 149.1 * MIB, 40 * GIB)),
         (_NOTHING_FREE, (2 * GIB, 0, 4 * GIB, 0, 0, None)),
         (_ASYNC, (686.41 * MIB, 27.19 * MIB, 79.35 * GIB, 54.14 * GIB, None, None)),

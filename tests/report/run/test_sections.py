@@ -9,13 +9,7 @@ from made_runs import made_record
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, LISTS
-from lm_profiler.record.run_record import (
-    Finding,
-    OddStep,
-    RunRecord,
-    StepCounters,
-    Sync,
-)
+from lm_profiler.record.run_record import Finding, OddStep, RunRecord, StepCounters, Sync
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import next_text, odd_text, step_lines

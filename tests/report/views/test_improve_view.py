@@ -17,13 +17,7 @@ def test_bars_go_down_with_each_change_that_was_kept() -> None:
     lengths = [row["pieces"][0]["width"] for row in rows]
     assert [length / lengths[0] for length in lengths] == pytest.approx([1.0, 120 / 168, 97.2 / 168], abs=0.01)
     assert sum("whisker" in row for row in rows) == 2
-    assert [row[-1] for row in rows_of(helped)[1:]] == [
-        "FASTER, kept",
-        "NUMERICS",
-        "FASTER, kept",
-        "SAME",
-        "REFUSED",
-    ]
+    assert [row[-1] for row in rows_of(helped)[1:]] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
     nothing = titled(blocks, "nothing")
     assert "nothing helped" in text_of([nothing])
     assert of_kind([nothing], "bars") == []
