@@ -1,7 +1,5 @@
 """What the README and the pages show works: blocks of `sh` are run, calls in blocks of `bash` are parsed at least."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Private names of torch and Lightning stand in two files, and a run ends well without any one of them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -61,8 +59,6 @@ def test_the_names_were_seen_in_all_versions_that_are_installed(library: str, se
     lowest, _, newest = seen.partition(" to ")
     asked = re.search(rf'"{library}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
     exact = re.search(rf"^{library}==([\d.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
-    assert asked is not None
-    assert exact is not None
     assert asked[1] == lowest
     assert _ordered(lowest) <= _ordered(exact[1]) <= (*_ordered(newest or lowest), 99)
 
@@ -183,7 +179,6 @@ def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatc
     with hidden({NAMES[name].path}):
         module = train(tmp_path, [ours := profiler()])
     assert_same_weights(module, train(tmp_path, [], max_steps=module.steps))
-    assert ours.folder is not None
     record = read_run(ours.folder)
     missing = MISSING.findall("\n".join(record.notes))
     assert (record.status, record.steps["measure"]) == ("ok", 3)

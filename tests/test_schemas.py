@@ -1,7 +1,5 @@
 """The published schemas: files of every version, and of a run today, are held against them by another library."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -4,8 +4,6 @@ Paths for GPUs run nowhere where there is none. Run with the oldest and the newe
 this holds that none of them asks for what one of these does not have.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

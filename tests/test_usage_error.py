@@ -1,7 +1,5 @@
 """A misspelt word is answered with the right one; another word is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from lm_profiler.models.config import check_size_name

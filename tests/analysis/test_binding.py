@@ -1,7 +1,5 @@
 """What binds a run, from made-up steps: the first cause that they carry, and how sure its share is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -38,9 +36,7 @@ def bound(
     record = made(ms, noise=noise, **facts)
     record = record.model_copy(update={"findings": findings_of(record)})
     rows = rows_of(ms, noise=noise)
-    verdict = binding(RunFacts(record, rows, model_of(rows), facts.pop("device_idle", None), kernels))
-    assert verdict is not None
-    return verdict
+    return binding(RunFacts(record, rows, model_of(rows), facts.pop("device_idle", None), kernels))
 
 
 def ranks(saves_s: float = 0.0, exposed_s: float = 0.0) -> Ranks:

@@ -1,7 +1,5 @@
 """What a record says of evidence made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs concluded anew: the same rules say the same, and what has changed is told."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

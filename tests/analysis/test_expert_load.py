@@ -1,7 +1,5 @@
 """The load of experts: what a module reports, what the record says of it, and when it is called imbalanced."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

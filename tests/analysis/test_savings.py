@@ -1,7 +1,5 @@
 """Each finding is drawn from its own facts, and not without them; the likeliest saving comes first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of `benchmarks.flops` that need no step: our sizes and those of transformers against torchtitan's count."""
 
-from __future__ import annotations
-
 import pytest
 from benchmarks.flops import TORCHTITAN_OF_TRANSFORMERS, has_config, torchtitan_rows
 

@@ -1,7 +1,5 @@
 """The simulated GPU needs a PyTorch for CUDA 13; what it does with one is seen by the tests marked ``gpu``."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from ctypes import CDLL

@@ -1,7 +1,5 @@
 """The benchmark of the statistics: its rows are simulated, and both versions are asked the same."""
 
-from __future__ import annotations
-
 import math
 
 from benchmarks import statistics

@@ -4,8 +4,6 @@ Not part of a plain ``pytest``: ``make test-browser``. Screenshots of 1280 × 80
 variable SCREENSHOTS names, if it does. Chromium, TensorBoard and playwright's event loop end with the package.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -147,7 +145,6 @@ def open_tab(kept: Callable[[str], Page], heard: Callable[[Page], None], tensorb
         pages.append(page)
         element = page.locator(OURS).element_handle()
         frame, address = element.content_frame(), f"{tensorboard}/{element.get_attribute('src')}"
-        assert frame is not None
         frame.goto("about:blank")  # what the test before had asked for ends here
         page.evaluate("localStorage.clear(); history.replaceState(null, '', '#lm_profiler')")
         heard(page)

@@ -1,7 +1,5 @@
 """What a user does to the parts of a view: open a bar, choose a clock, sort and filter a table."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

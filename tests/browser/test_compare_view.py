@@ -3,8 +3,6 @@
 Runs made by hand: forward 3 ms (or what they are given), backward 5 ms, other 2 ms.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

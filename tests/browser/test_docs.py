@@ -1,7 +1,5 @@
 """The documentation, opened as files: every page comes without a network, with its pictures and a search that works."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

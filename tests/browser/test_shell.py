@@ -1,7 +1,5 @@
 """What surrounds the views, in the tab and in the page that is one file: choosing, reloading, links, light and dark."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import threading

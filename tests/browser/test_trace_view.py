@@ -1,7 +1,5 @@
 """The Trace view: Perfetto's page has loaded the run's trace, without a network."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The instruments work on a module, a Trainer and callbacks that know nothing of them, and leave no trace."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re

@@ -1,7 +1,5 @@
 """The instruments may fail; the training may not: faults at every call that a training makes of ours."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import signal

@@ -1,7 +1,5 @@
 """What Trainer, module and machine say of a run, and what its record makes of that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

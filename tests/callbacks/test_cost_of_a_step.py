@@ -1,7 +1,5 @@
 """How many Python functions of ours a usual step calls: what a step costs, without the noise of a clock."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

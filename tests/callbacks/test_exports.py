@@ -1,7 +1,5 @@
 """The figures of a run in the user's own loggers, and what monitoring gets of a watched run."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

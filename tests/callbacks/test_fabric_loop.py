@@ -1,7 +1,5 @@
 """Loops of Lightning Fabric, and loops that are found in a program without a line of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """How the ranks ended, and which of them was the cause: every order of ends that two or three ranks can have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

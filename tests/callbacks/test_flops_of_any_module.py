@@ -1,7 +1,5 @@
 """FLOPs of other people's steps: right by hand, and the training does not notice."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several ranks measure, and rank 0 writes the one record."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import warnings

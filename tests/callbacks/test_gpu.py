@@ -1,7 +1,5 @@
 """On a GPU: the device's own time, measured without ever waiting for it."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

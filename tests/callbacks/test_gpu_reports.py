@@ -1,7 +1,5 @@
 """On a GPU: what a systems report asks of one, each in a run of the command line. Run on the simulated one alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

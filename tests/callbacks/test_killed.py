@@ -1,7 +1,5 @@
 """Of a process that gets no last word, all steps but the last second's are on disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

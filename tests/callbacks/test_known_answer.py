@@ -1,7 +1,5 @@
 """The instruments say what is known to be true of a loop, in every way that Lightning can run one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

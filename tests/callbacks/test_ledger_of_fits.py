@@ -1,7 +1,5 @@
 """The ledger of fits of all kinds, by a clock that only the fit moves: a little with every call, more by ``pass_s``."""
 
-from __future__ import annotations
-
 import sys
 import types
 import warnings

@@ -1,7 +1,5 @@
 """The live figures of a watched run: right, equal to the report of the same steps, and in all loggers."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters by which a token is multiplied: against published counts, on models without data."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

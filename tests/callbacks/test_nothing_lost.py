@@ -1,7 +1,5 @@
 """However a run dies, what it finished is on disk, and the record says where it died."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path

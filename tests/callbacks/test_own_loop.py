@@ -1,7 +1,5 @@
 """Loops that no Trainer runs: their steps and phases are right, and the program feels nothing."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The line that names the stage, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import io
 
 from lm_profiler.callbacks import StageOptions

@@ -1,7 +1,5 @@
 """Two real ranks: they do not feel that they are observed, and the one that is slow is found."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any
@@ -19,8 +17,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     program, folder = str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))
     done = run(program, folder, environment=environment)
     assert done.returncode == 0, done.stderr
-    said: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_ranks_train_to_the_same_bits_with_and_without_instruments(told: list[dict[str, Any]]) -> None:

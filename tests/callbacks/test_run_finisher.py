@@ -1,7 +1,5 @@
 """The files of a run: where they are, and what is said of ranks that left none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

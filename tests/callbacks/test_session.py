@@ -1,7 +1,5 @@
 """The stages pass by, on a clock that the test sets and a device that it simulates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

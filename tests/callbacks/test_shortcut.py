@@ -1,7 +1,5 @@
 """The Trainer of a program that is profiled without having asked for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

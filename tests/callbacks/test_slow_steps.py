@@ -1,7 +1,5 @@
 """One step of each kind of slowness, in loops that a Trainer runs: its cause is named, or none is."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable
@@ -52,8 +50,7 @@ class Slow(LightningModule):
         time.sleep(0.01)
         if batch_idx == AT:
             self.happens()
-        loss: Tensor = self.layer(batch).sum()
-        return loss
+        return self.layer(batch).sum()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1e-3)

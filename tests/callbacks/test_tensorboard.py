@@ -1,7 +1,5 @@
 """What TensorBoard shows is what steps.csv says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

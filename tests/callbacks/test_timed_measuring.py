@@ -1,7 +1,5 @@
 """Without a number of steps, time decides how many are measured: on a clock that the test sets, and in real loops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import chain, repeat

@@ -1,7 +1,5 @@
 """The results of a run in the user's own loggers, with the real trackers, which need no network."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

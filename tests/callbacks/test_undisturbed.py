@@ -1,7 +1,5 @@
 """What surrounds a training and what holds it: other profilers, copies and pickles, streams, folders, Ctrl-C."""
 
-from __future__ import annotations
-
 import copy
 import io
 import logging

@@ -1,7 +1,5 @@
 """Measuring ends when the level is known well enough: on a clock that the test sets, and once for real."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the watch's thread says where nothing is handed over to it: training stands still, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage

@@ -1,7 +1,5 @@
 """A fit that is watched: the ledger, the files, traces on demand, and a training that is as without."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The waterfall of real runs on the CPU: there, adding up, and never in the way of the record."""
 
-from __future__ import annotations
-
 import gc
 import time
 from pathlib import Path

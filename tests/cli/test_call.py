@@ -1,7 +1,5 @@
 """A call as it was written: its config files, which are read once, and the classes that it names."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """The parser's messages, as it writes them, turned into a line or two."""
 
-from __future__ import annotations
-
 from lm_profiler.cli.option_errors import explain
 
 

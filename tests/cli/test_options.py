@@ -1,7 +1,5 @@
 """The options of a verb: what a dataclass makes of a command line and of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run is planned to need is in its record; one that cannot fit is refused, and nothing of it is built."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """How much of a file is read stands in one line of a terminal, and nowhere else."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """A run is never changed by being planned: what a module does beside its steps happens as often as without us."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run holds on its device stays there when it is over; a user's module still ends on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock

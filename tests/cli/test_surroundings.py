@@ -1,7 +1,5 @@
 """What a call finds around it: streams, variables, a machine without what it asks for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

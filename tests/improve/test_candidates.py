@@ -1,7 +1,5 @@
 """Which changes a run leaves open, what they could save at most, and which cannot work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The calls of cells, and what a step of one is told to take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The interval of a comparison that is looked at several times, against scipy and simulated processes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

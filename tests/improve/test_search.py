@@ -1,11 +1,8 @@
 """A search among programs whose times are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -42,13 +39,10 @@ Answer = Callable[[Question], TimedRun | NumericsCheck]
 def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Searcher:
     """The end of a search."""
 
-    def time(options: Mapping[str, str], number: int) -> TimedRun:
-        return cast("TimedRun", answer(Trial(options, number)))
-
     def check(compared: PairedComparison) -> NumericsCheck:
-        return cast("NumericsCheck", answer(Check(compared.a_options, compared.b_options)))
+        return answer(Check(compared.a_options, compared.b_options))
 
-    searcher = Searcher(candidates, budget_s, time, check, **more)
+    searcher = Searcher(candidates, budget_s, lambda options, number: answer(Trial(options, number)), check, **more)
     assert searcher.improve() == searcher.outcome
     return searcher
 

@@ -1,7 +1,5 @@
 """A search over cells that a known program answers: what it ends with, what it writes, and that it goes on."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What counts as the same numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -134,7 +132,6 @@ def test_an_option_that_is_not_known_must_train_the_same_as_stored() -> None:
 def test_a_mean_loss_may_be_off_by_chance_and_not_wrong(scatter: float, error: float, refused: tuple[float, float]):
     """Other random numbers move each step's loss by ``scatter``, in one run in twenty by more than chance explains."""
     rng, a = np.random.default_rng(2), trained([2.0] * 10)
-    assert a.numerics is not None
     off = []
     for _ in range(100):
         losses = (2.0 * (1.0 + error + scatter * rng.standard_normal(10))).tolist()

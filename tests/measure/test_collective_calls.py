@@ -1,7 +1,5 @@
 """Arrivals at collectives, from a ring like torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

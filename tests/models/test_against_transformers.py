@@ -1,7 +1,5 @@
 """Our models and those of Hugging Face's transformers compute the same logits with the same weights."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes and their rules, known without torch."""
 
-from __future__ import annotations
-
 import pytest
 from raised import refusal
 from stored_texts import assert_stored

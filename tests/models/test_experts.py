@@ -1,7 +1,5 @@
 """A mixture of experts against a loop over tokens in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

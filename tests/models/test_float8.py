@@ -1,7 +1,5 @@
 """The arithmetic around FP8 products, with products that a CPU can compute; no test here runs on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

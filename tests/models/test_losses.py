@@ -1,7 +1,5 @@
 """The chunked loss against torch's own, which has all logits at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

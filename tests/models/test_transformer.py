@@ -1,7 +1,5 @@
 """Both attentions against the definition, in numpy float64. All of the model: test_against_transformers.py."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A forked cell finds what a process of its own finds; none of its processes outlives the sweep."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
@@ -166,7 +164,6 @@ def whole_group(output: Path) -> list[psutil.Process]:
         time.sleep(0.01)
     helper = psutil.Process(int(output.read_text()))
     cell = helper.parent()
-    assert cell is not None
     assert os.getpgid(helper.pid) == cell.pid
     return [cell, helper]
 

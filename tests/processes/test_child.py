@@ -1,7 +1,5 @@
 """Questions that a copy of this process answers, or does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever lies below a folder is in the table or in a warning that names it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files are whole or not there; folders belong to one run."""
 
-from __future__ import annotations
-
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The table of kernels on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from made_parts import made_kernel, made_kernels, made_phase

@@ -1,7 +1,5 @@
 """The memory timeline as a record: its curve, its phases, its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

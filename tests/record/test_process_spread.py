@@ -1,7 +1,5 @@
 """What selftests have shown of a machine is kept for it, and for no other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The registry agrees with the names that are published (docs/stability.md) and with itself."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

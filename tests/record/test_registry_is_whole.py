@@ -1,7 +1,5 @@
 """Every figure that a run or a search leaves on the disk is in the registry."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterator

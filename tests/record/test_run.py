@@ -1,7 +1,5 @@
 """run.json: what is written is read back, and what is not one is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

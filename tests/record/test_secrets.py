@@ -1,7 +1,5 @@
 """What looks like a secret is not written down; what only sounds like one stays."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

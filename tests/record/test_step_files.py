@@ -1,7 +1,5 @@
 """Every rank's rows as they come, one file of all in the end, and nothing lost on the way from one to the other."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

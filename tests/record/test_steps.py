@@ -1,7 +1,5 @@
 """steps.csv: what is written is read back, and what is not one is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

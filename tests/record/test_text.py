@@ -1,7 +1,5 @@
 """Text and YAML of people come back as they were written."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from raised import refusal

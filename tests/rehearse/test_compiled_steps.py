@@ -1,7 +1,5 @@
 """The work of steps that a program compiles by itself is that of the same steps without a compiler."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The memory timeline of a rehearsed step, against bytes that are known by hand."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,9 +116,7 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     options += ["--model.num_layers=2", "--model.d_model=64", "--model.num_heads=2", "--data.context_length=64"]
     call = ["fit", "--config=demo", "--trainer.precision=bf16-mixed", "--trainer.strategy=ddp", *options]
     plan = wait_for_plan(start_rehearsal(call, (9, 0), fresh=True))
-    assert isinstance(plan, Planned)
     timeline = plan.timeline
-    assert timeline is not None
     assert timeline.peak == plan.peak
     assert min(min(curve) for curve in timeline.curves()[1].values()) >= 0  # no cause is freed more than it was made
     at_peak = timeline.bytes_after(timeline.peak_at)
@@ -131,5 +127,4 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     # By whole blocks of the allocator, which the causes of each phase leave in the rest.
     assert rest == pytest.approx(coarse.activations_and_rest, rel=0.05)
     (bucket,) = (of for of in timeline.largest if of.name == "DDP's bucket")
-    assert plan.buckets is not None
     assert 0 <= bucket.bytes - plan.buckets < 512

@@ -13,8 +13,7 @@ class Weights(torch.nn.Parameter):
     """Made of a plain tensor, as bitsandbytes' ``Params4bit``."""
 
     def __new__(cls, data: Tensor) -> Weights:
-        made: Weights = Tensor._make_subclass(cls, data, False)  # type: ignore[attr-defined]
-        return made
+        return Tensor._make_subclass(cls, data, False)  # type: ignore[attr-defined]
 
 
 def test_weights_that_need_data_are_named() -> None:

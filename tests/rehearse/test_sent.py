@@ -1,7 +1,5 @@
 """Steps that are sent to be rehearsed: only the step runs, as Lightning's loop runs it, and what it needs decides."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re
@@ -45,7 +43,6 @@ def test_a_step_has_the_work_that_paper_says(kind: type[Kind], tmp_path: Path) -
     name = "pytorch_lightning" if kind is Renamed else "lightning.pytorch"
     work = counted(module, import_module(name).Trainer(**options))
     assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
-    assert work.traffic is not None
     assert work.traffic.by_phase["optimizer"] == 3 * 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 

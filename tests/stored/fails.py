@@ -1,7 +1,5 @@
 """A module whose seventh step raises, or is waited for."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 Three runs and a sweep, of seconds each; large files and the name of the home folder are left out.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

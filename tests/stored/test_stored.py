@@ -3,8 +3,6 @@
 What stands in them is taken from them here with nothing but ``json`` and ``csv``.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Texts that are stored: each belongs to a test that compares it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A cell and the records that its run may leave, made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

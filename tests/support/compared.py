@@ -1,7 +1,5 @@
 """Runs made by hand for tests of comparisons: their step times are given, everything else is the same in each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stands in for the process that counts a step on shapes alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.work import StepWork

@@ -6,8 +6,6 @@ Names, categories and arguments are those of real traces. Times of the device, i
     100-130 its all-reduce on another stream; then the optimizer, after a gap of 10, and a memset; 8 more to the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

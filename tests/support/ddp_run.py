@@ -3,8 +3,6 @@
 Each has a simulated clock of its own: what it measures is exact, however busy the machine is.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trainings that die in every way that leaves them no last word, one process each (argument: their folder)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """A module that gives up in one phase of one batch; and a script that is ended by a signal (argument: the folder)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A simulated device: its stream reaches instants late, and everything asked of it is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Faults in the instruments, found by watching what a training calls of them."""
 
-from __future__ import annotations
-
 import random
 import sys
 import warnings
@@ -52,8 +50,7 @@ class Tiny(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.steps += 1
-        loss: Tensor = self.layers(batch).square().mean()
-        return loss
+        return self.layers(batch).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.1)
@@ -71,7 +68,6 @@ class Manual(Tiny):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
         optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
         loss = super().training_step(batch, batch_idx)
         optimizer.zero_grad()
         self.manual_backward(loss)

@@ -1,7 +1,5 @@
 """A ring like that of torch's flight recorder, and two clocks that are told what they show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lm_profiler.measure.collective_calls import Arrivals

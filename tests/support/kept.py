@@ -1,7 +1,5 @@
 """What our model logged, and what it should have."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A training loop whose every phase takes a known time."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """A session whose steps take what the test says, without any real work, on the CPU or on a simulated device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What many tests need of a record and none looks at: the run, the machine, and who shared it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lm_profiler.record.run_record import Contention, Environment, RunRecord

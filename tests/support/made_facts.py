@@ -1,7 +1,5 @@
 """Records of runs whose step takes 100 ms, with facts that a finding is drawn from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

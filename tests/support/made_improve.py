@@ -1,7 +1,5 @@
 """A search whose figures can be checked by hand: 168 ms, of which bf16 saves 48 and compiling 22.9 more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

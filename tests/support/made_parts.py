@@ -1,7 +1,5 @@
 """Parts of a run's files that are made up: a table of kernels, what is known of the model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest

@@ -1,7 +1,5 @@
 """Plays the part of a rehearsal by a formula."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace

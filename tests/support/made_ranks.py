@@ -3,8 +3,6 @@
 One of them, or one in turns, takes longer somewhere, and the others wait for it in backward.
 """
 
-from __future__ import annotations
-
 from statistics import median
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs with figures that can be checked by hand: forward 3 ms, backward 5 ms, other 2 ms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

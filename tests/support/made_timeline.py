@@ -1,7 +1,5 @@
 """A memory timeline made by hand, in bytes that are easily added."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lm_profiler.record.memory_timeline import CAUSE_TITLES, Allocation, MemoryTimeline

@@ -1,7 +1,5 @@
 """A waterfall whose figures can be checked by hand: 168.3 ms = 62.1 + 41 + 30.2 + 20 + 9 + 0.8 + 0.9 + 3 + 1.3."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lm_profiler.record.run_record import Contributor, Term, Waterfall

@@ -1,7 +1,5 @@
 """One step of any module, forward and backward on fake tensors, under the observers that count a real one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial

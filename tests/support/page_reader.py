@@ -1,7 +1,5 @@
 """What a browser would find in a page of runs: its tags, its text, and what it holds packed."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -59,5 +57,4 @@ class Page(HTMLParser):
     @property
     def policy(self) -> str:
         [policy] = [attrs["content"] for _, attrs in self.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
-        assert policy is not None
         return policy

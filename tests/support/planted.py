@@ -1,7 +1,5 @@
 """Steps of a CUDA device in which every term of the waterfall was planted, in microseconds; peaks are round."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cuda_trace import ALL_REDUCE, MAIN, Event, Trace

@@ -1,7 +1,5 @@
 """What is raised, for a stored text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -4,8 +4,6 @@ Argument: a folder. Prints, for each way and rank, whether weights, the optimize
 out the same to the last bit, how often the user's hook was called, and what is found where one rank is slow.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Traces of real devices, made by others, with a step and phases added."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Records of steps made by hand, through the function that makes every record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls that are refused: with exit code 2, on stderr alone, in two lines at most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Modules of other people: what they do that tensors without data may not take, and what those cannot know."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

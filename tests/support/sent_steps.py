@@ -1,7 +1,5 @@
 """Modules whose step is sent to another process, which imports them from here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytorch_lightning

@@ -1,7 +1,5 @@
 """Asks the plugin inside TensorBoard's own application, without a browser."""
 
-from __future__ import annotations
-
 import gzip
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Modules whose shares of several ranks are counted by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One of two ranks with sharded weights; started by test_step_flops.py. Arguments: rank, and a file to meet in."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What a reader finds in the blocks of a view: its texts, its tables, its charts and its bars."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A module that writes a line to a file wherever Lightning asks it for something: another run of any of it is seen."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

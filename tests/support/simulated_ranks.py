@@ -1,7 +1,5 @@
 """Ranks that train in step, simulated: what each one worked is given, so that every wait and every saving is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +94,6 @@ def simulate(
                     part = what
                     for rank in range(ranks):
                         marks[rank].append((PLACES.index(part), now[rank]))
-                assert isinstance(how, float)
                 worked = work_s[part][:, step] * how
                 own[:, step, PLACES.index(part)] += worked
                 now = now + worked

@@ -4,8 +4,6 @@
 file that is missing fails its test. A test of a figure asserts its field; a sentence stands in a stored text.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

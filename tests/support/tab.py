@@ -1,7 +1,5 @@
 """The tab "LM Profiler" as a test sees it, and the page that shows the same as one file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +29,7 @@ class Tab:
 
     def overflow_px(self) -> int:
         """By how much the page is wider than its window."""
-        pixels: int = self.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        return pixels
+        return self.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
     def name(self, run: str) -> str:
         """What the run in a folder below the log folder is called."""

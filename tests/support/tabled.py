@@ -1,7 +1,5 @@
 """Runs with a few steps given by hand, for tests of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who a sweep tells what becomes of its cells."""
 
-from __future__ import annotations
-
 from lm_profiler.record.sweep_files import Cell, CellOutcome
 
 

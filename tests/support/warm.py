@@ -4,8 +4,6 @@ Loading them takes four seconds, and many tests start a program. What is to be s
 imported, or of warnings on the way, is no test for these.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io
@@ -166,8 +164,7 @@ def interpreter(told: bytes, link: Connection) -> Any:
 def _address() -> str:
     """Where the server listens that has loaded torch, for whoever it starts."""
     _SERVER.ensure_running()
-    address: str = _SERVER._forkserver_address
-    return address
+    return _SERVER._forkserver_address
 
 
 def _ask_server_of(address: str | None) -> None:

@@ -1,7 +1,5 @@
 """A watched training of 4 ms a step that goes on until it is killed; argument: a folder for the files of the run."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 Argument: a folder for the files of the run. Prints the seconds that ``fit`` took on rank 0 once its ranks had met.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Two ranks that train a small language model in every way to average gradients, and the same in one process."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable

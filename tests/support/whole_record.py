@@ -1,7 +1,5 @@
 """A record in which everything is known."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from types import UnionType

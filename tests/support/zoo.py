@@ -5,8 +5,6 @@ one product [rows, inputs] x [inputs, outputs]. A backward pass has one product 
 where that needs a gradient.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -232,8 +230,7 @@ class TwoLayers(nn.Module):
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).relu())
-        return out
+        return self.second(self.first(x).relu())
 
 
 class Compiled(Kind):

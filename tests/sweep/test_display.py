@@ -1,7 +1,5 @@
 """What a person is told while a sweep runs, and at its end."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

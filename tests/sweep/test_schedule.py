@@ -1,7 +1,5 @@
 """Slots, limits and interrupts, with processes and a clock made by hand; what became of a cell by what it left."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whose a sweep's folder is, and what is missing in it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

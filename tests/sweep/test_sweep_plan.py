@@ -1,7 +1,5 @@
 """The options of a sweep; its cells: which, how they are called, and in which order; which part a process runs."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """What TensorBoard's own backend makes of what is written for it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A Trainer that runs a few steps on the CPU and writes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

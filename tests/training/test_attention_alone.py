@@ -1,7 +1,5 @@
 """Attention by itself: what it computes, and that a step begins with Q, K and V alone."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The fake data: endless, the same for the same seed, and cheap."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from itertools import islice

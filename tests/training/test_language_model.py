@@ -1,7 +1,5 @@
 """The LightningModule in a real Trainer on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

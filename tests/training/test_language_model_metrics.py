@@ -1,7 +1,5 @@
 """Loss and perplexity are what they should be, on one rank and on two, and training does not feel them."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

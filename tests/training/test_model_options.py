@@ -1,7 +1,5 @@
 """Options of the built-in model: Muon against torch's optimizers stepped by hand, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

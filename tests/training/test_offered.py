@@ -1,7 +1,5 @@
 """What torch and its DataLoader do for a module and data that know nothing of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

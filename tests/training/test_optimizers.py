@@ -1,7 +1,5 @@
 """Optimizers of the user's own: those that step as torch's of their name are timed, the others are refused."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from types import ModuleType

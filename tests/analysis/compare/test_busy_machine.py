@@ -1,7 +1,5 @@
 """On a busy machine times are upper bounds: what waiting for a CPU does not stretch decides, or nothing does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a comparison says of runs made by hand, and how often it is wrong about runs that do not differ."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

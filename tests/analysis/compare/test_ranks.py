@@ -1,7 +1,5 @@
 """Two runs of several ranks: own work and waiting stand beside the phases, and a straggler is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FASTER and SLOWER must be earned; what does not differ must not be called different."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,22 +25,16 @@ Of = Callable[[Times], Interval]
 
 
 def mean_of(steps: Sequence[float] | Times) -> Interval:
-    found = fit(steps).interval_of(np.asarray(steps))
-    assert found is not None
-    return found
+    return fit(steps).interval_of(np.asarray(steps))
 
 
 def of_one_run(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD, of: Of = mean_of) -> RatioInterval:
-    found = single_interval(of(a), of(b), spread=spread)
-    assert found is not None
-    return found
+    return single_interval(of(a), of(b), spread=spread)
 
 
 def of_a_level(steps: Times) -> Interval:
     """What a model of steps of one level finds, in a hundredth of its time."""
-    found = mean_interval(steps)
-    assert found is not None
-    return found
+    return mean_interval(steps)
 
 
 def test_the_ratio_is_that_of_the_means_and_its_interval_near_students() -> None:

@@ -1,7 +1,5 @@
 """What is compared is what the run took: levels, a pattern, odd steps and changes add up to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from benchmarks.simulation import HELD_OUT, jump, level

@@ -1,7 +1,5 @@
 """Random programs: a call that nothing needs can be left out, and one that training needs cannot."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """MFU by the conventions of others: their formulas on sizes that are known."""
 
-from __future__ import annotations
-
 import pytest
 from made_parts import made_model
 from made_runs import made_record

@@ -1,7 +1,5 @@
 """Peaks of products in 8 and 4 bits, and the MFU of a step that multiplies in several dtypes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lm_profiler.analysis.hardware.narrow_peaks import NARROW_PEAKS

@@ -1,7 +1,5 @@
 """Dense figures for exactly the device that reports itself; nothing for any other."""
 
-from __future__ import annotations
-
 import pytest
 
 from lm_profiler.analysis.hardware.peak_table import ROWS

@@ -1,7 +1,5 @@
 """The roofline of a phase, against figures worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from stored_texts import assert_stored
 

@@ -1,7 +1,5 @@
 """GPUs by the names that people use."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The rule that says whether a run fits."""
 
-from __future__ import annotations
-
 import pytest
 
 from lm_profiler.analysis.hardware.roofline import Work

@@ -1,7 +1,5 @@
 """On a shared machine a rank is named for what other programs cannot have made, and for nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -93,7 +91,6 @@ def found(
         mended_s[part][rank] += delay_s if index else 0.0
     truth = simulate(work_s, program, hosts)
     said = ranks_of(truth.timelines, ranks, overlap=program is not SHARDED)
-    assert said is not None
     return said, truth.step_s - simulate(mended_s, program, hosts).step_s
 
 
@@ -204,9 +201,7 @@ def late_between(between_s: Any) -> Ranks:
     """What is said of four ranks that work so long between the steps, before the first of which nobody looked."""
     program = [("work", "zero_grad", 1.0), *DDP]
     slow = simulate({**usual(4, 20, 0.02), "zero_grad": between_s}, program)
-    said = ranks_of([outside(each) for each in slow.timelines], 4, overlap=True)
-    assert said is not None
-    return said
+    return ranks_of([outside(each) for each in slow.timelines], 4, overlap=True)
 
 
 def test_a_rank_that_is_late_from_between_the_steps() -> None:

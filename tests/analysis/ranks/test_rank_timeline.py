@@ -1,7 +1,5 @@
 """Waits of simulated ranks, from nothing but how long each was in each collective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

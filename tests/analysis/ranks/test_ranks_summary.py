@@ -1,7 +1,5 @@
 """The record's part on ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,9 +16,7 @@ from lm_profiler.record.run_record import Ranks
 
 def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:
     truth = simulate(usual(ranks, steps, noise=0.05))
-    of = ranks_of(truth.timelines, world or ranks, overlap=True)
-    assert of is not None
-    return of
+    return ranks_of(truth.timelines, world or ranks, overlap=True)
 
 
 def test_of_many_ranks_or_a_long_run_the_busiest_the_idlest_and_the_last_steps_are_kept() -> None:

@@ -1,7 +1,5 @@
 """The cause of a slow rank, from counters that are made so that it is known."""
 
-from __future__ import annotations
-
 import pytest
 from made_environment import made_contention
 from simulated_ranks import simulate, usual

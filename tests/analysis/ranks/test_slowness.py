@@ -1,7 +1,5 @@
 """Is a rank slower, or was it chance? By simulation, with a fixed seed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

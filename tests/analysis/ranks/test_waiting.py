@@ -1,7 +1,5 @@
 """Own work and waiting, against simulated ranks of which both are known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The catalogue answers every finding, and offers a run that does not fit other settings."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

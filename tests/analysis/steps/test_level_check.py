@@ -1,7 +1,5 @@
 """Steps after the measured ones that differ from the level are noted: known answers by simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """A cause is named where it explains half of what a step took beyond the others, and only there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model of step times, against simulated runs whose truth is known."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures from rows, against the statistics of the standard library."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Traces of any program: which of their ranges are steps and phases, and what of them is damaged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """Communication of made-up traces, whose overlap is known to the nanosecond."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A trace's table, against the hand-made step whose every microsecond is known."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Kinds by name; the names of kernels are from published profiles (kernel_kinds.txt)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Work that may be needless is found in real traces of small programs, against their graphs in autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Time shared out, against a count of every nanosecond."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

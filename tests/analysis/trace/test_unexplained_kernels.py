@@ -1,7 +1,5 @@
 """Kernels of traces that no operator launched: none in traces of torch's own work, and those that are planted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

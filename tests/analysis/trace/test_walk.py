@@ -1,7 +1,5 @@
 """Reading a trace: every event, in little memory; half a trace is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Validations and checkpoints that take long are reported, once or as a course."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

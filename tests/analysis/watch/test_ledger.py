@@ -1,7 +1,5 @@
 """The ledger's terms add up to the wall time, and each second is of the innermost thing that has a name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

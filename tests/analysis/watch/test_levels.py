@@ -1,7 +1,5 @@
 """Changes of level, drifts and levels that wander are found with where and how much; steady steps have none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

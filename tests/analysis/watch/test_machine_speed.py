@@ -1,7 +1,5 @@
 """The machine, whose speed moves, neither hides a change of the program nor looks like one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -57,7 +55,6 @@ def of_program(events: list[WatchEvent]) -> list[WatchEvent]:
 
 
 def size_s(event: WatchEvent) -> float:
-    assert event.against is not None
     return event.now - event.against
 
 

@@ -1,7 +1,5 @@
 """Memory that grows is reported within the hour, whenever it begins; caches that fill up and jumps are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What passes beside the phases: whose time it is, and how much of it a mean step has in the long run."""
 
-from __future__ import annotations
-
 import pytest
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan

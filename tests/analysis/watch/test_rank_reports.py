@@ -1,7 +1,5 @@
 """Who is late and who is silent, by what rank 0 sees of the ranks' reports."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Slow steps are found with their phase and grouped with their rhythm and cost; noise is not reported."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Bytes and FLOPs of operators told by a trace, against the tensors that they really read, wrote and multiplied."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +29,7 @@ def traced(call: Callable[[], Any], name: str, folder: Path) -> Inputs:
     profiled.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     packed = PackedTrace([event for event in events if event.get("name") == name])
-    given = packed.inputs[0]
-    assert given is not None
-    return given
+    return packed.inputs[0]
 
 
 def nbytes(*tensors: Tensor) -> int:

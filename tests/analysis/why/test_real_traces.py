@@ -1,7 +1,5 @@
 """Where the time of real devices went, in traces of others: against a sweep over all moments, and brute-force sums."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Answers about traces: against figures reckoned by hand, planted queues and waits, and sums that must add up."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

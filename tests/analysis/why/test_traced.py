@@ -1,7 +1,5 @@
 """Gaps of a device, and what the host did in each: planted, in microseconds."""
 
-from __future__ import annotations
-
 from cuda_trace import GEMM, MAIN, Trace
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace

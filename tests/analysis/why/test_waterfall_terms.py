@@ -1,7 +1,5 @@
 """The waterfall of steps whose every term was planted."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The table of a real run's trace: what people ask of it, and that it can lose nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranges around forward passes: nested, closed whatever happens, gone afterwards, and never a recompilation."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

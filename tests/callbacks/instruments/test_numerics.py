@@ -1,7 +1,5 @@
 """The audit of a run's precision: what it finds is in the record, and nothing of the run changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The time of parts that a program marks, on clocks that the test sets."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from threading import Thread
 from types import SimpleNamespace

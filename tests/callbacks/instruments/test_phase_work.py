@@ -1,7 +1,5 @@
 """The floors of real runs, against work counted by hand; what a strategy hides is unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

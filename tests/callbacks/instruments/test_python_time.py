@@ -1,7 +1,5 @@
 """Whose Python runs: known waits and calls, charged to the line of the program that makes them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """Marks and arrivals of a rank, from simulated steps that make a known number of collective calls."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """A call is a repetition if the module had the same inputs before in the step, and not otherwise."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

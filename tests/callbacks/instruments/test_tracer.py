@@ -1,7 +1,5 @@
 """The trace: whole steps, the phases in them, nothing before the measured steps are over."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import resource
@@ -200,13 +198,11 @@ class Steps(BoringModel):
         if self._way == "automatic":
             return super().training_step(batch, batch_idx)
         optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
         optimizer.step(lambda: self.gradients(batch))
         return None
 
     def gradients(self, batch: Any) -> torch.Tensor:
         optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
         optimizer.zero_grad()
         loss = self.loss(self.layer(batch))
         self.manual_backward(loss)

@@ -1,7 +1,5 @@
 """Work, machine and everything else that is looked at after the run: right where it is known, harmless where not."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokens and samples of a batch: right, or unknown."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace

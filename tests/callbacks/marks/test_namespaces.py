@@ -3,8 +3,6 @@
 All other tests use ``lightning.pytorch``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

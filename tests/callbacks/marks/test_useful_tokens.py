@@ -1,7 +1,5 @@
 """Useful tokens, occupancy and squared lengths: exact on planted masks, unknown where nothing shows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

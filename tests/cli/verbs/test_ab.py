@@ -1,7 +1,5 @@
 """``ab``: pairs in turns until it is clear; trees of a repository; what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -27,7 +25,7 @@ from lm_profiler.improve.pairs import paired_changes
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import ASSUMED_SPREAD
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.run.comparison_table import closing
+from lm_profiler.report.run.comparison_table import closing_lines
 
 
 class Runs:
@@ -70,7 +68,7 @@ def test_sides_take_turns_until_it_is_clear_or_the_budget_ends(tmp_path: Path) -
     runs = Runs(tmp_path / "printed", ratio=1.02, spread=0.05)
     comparison = ab._compare_pairs(ab.run_in_turns(runs, 105.0, lambda: runs.now_s), MARGIN)
     assert comparison.verdict == "UNCLEAR"
-    assert not any("alternate" in line for line in closing(comparison))
+    assert not any("alternate" in line for line in closing_lines(comparison))
     interval = comparison.step.interval
     assert comparison.step.of_step == pytest.approx(interval.ratio - 1.0)
 

@@ -1,7 +1,5 @@
 """`compare` as it is called: what it refuses, prints and writes, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever damage is done to one run's files, a report tells it and shows the other runs: no traceback, ever."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

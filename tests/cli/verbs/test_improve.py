@@ -1,7 +1,5 @@
 """The verb: what it refuses, the setting that it writes down, and a real search without time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sums of ``numerics``, against the figures that are known for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

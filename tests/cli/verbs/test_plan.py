@@ -1,7 +1,5 @@
 """The verb ``plan``, with the rehearsal's part played by a formula."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the self-test prints, from records made by hand; and once for real."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The verb: what it refuses, what it prints, and a sweep of cells that end in every way, killed and gone on with."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -202,7 +200,6 @@ class Sweep:
         return int(pids[-1])
 
     def ends(self) -> tuple[int, str]:
-        assert self.process is not None
         return warm.end(self.process), self.out.read_text()
 
     def none_is_left(self) -> bool:

@@ -1,7 +1,5 @@
 """The command line: what it refuses and how, what it leaves behind, and its exit codes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -433,7 +431,6 @@ class Program:
     def __init__(self, out: Path, *arguments: str) -> None:
         self._out = out
         self._process = warm.start("-m", "lm_profiler", "fit", *MINE, *arguments, out=out)
-        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def until_they_wait(self, ranks: int) -> list[psutil.Process]:

@@ -1,7 +1,5 @@
 """The verbs ``watch`` and ``trace``: what they show and ask, and what they refuse."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The verb ``why`` as it is called: its formats, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html import escape

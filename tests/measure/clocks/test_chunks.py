@@ -1,7 +1,5 @@
 """Chunks of a tape say what ``TapeReading`` says of the same marks, however the tape is cut."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Marks on a clock that the test sets, and on a device that it simulates."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The audit of a precision, against dtypes that are known and errors computed by hand."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

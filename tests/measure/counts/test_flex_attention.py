@@ -1,7 +1,5 @@
 """Flex attention counts the pairs that its mask allows, by closed forms; where nobody knows them, nothing is said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FLOP counts against closed forms, and what counting must leave alone."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,8 +89,7 @@ class Checkpointed(nn.Module):
         return torch.tanh(self.first(x) + shift)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Any = checkpoint(self.segment, self.second(x), use_reentrant=self.reentrant)
-        return out
+        return checkpoint(self.segment, self.second(x), use_reentrant=self.reentrant)
 
 
 class OwnCheckpoint(torch.autograd.Function):

@@ -1,7 +1,5 @@
 """Work past the dispatcher is found by its result, and no operator of torch is taken for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Collections of garbage are timed; ``test_step_reader`` has what comes meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

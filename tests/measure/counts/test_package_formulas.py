@@ -1,7 +1,5 @@
 """FLOPs of kernels of published packages, on stand-ins with the names and arguments of the packages' own operators."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

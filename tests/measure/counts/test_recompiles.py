@@ -1,7 +1,5 @@
 """Counting and naming what torch.compile compiles."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

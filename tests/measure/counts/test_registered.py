@@ -1,7 +1,5 @@
 """FLOPs by formulas that a program registers, and lower bounds where work is not counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of steps from readings that are known."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """FLOPs counted around real work: every operator, in every thread, on every rank; and nothing changes by it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read between steps, on the real clocks of Linux."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import mmap

@@ -1,7 +1,5 @@
 """Naming the lines at which the host waits for the device."""
 
-from __future__ import annotations
-
 import linecache
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What forward passes read and make, against bytes counted by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What else used the machine: from counts whose truth is known, from files made by hand, and from a real hog."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """What the record says of this machine, against other sources."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

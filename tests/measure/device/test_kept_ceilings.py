@@ -1,7 +1,5 @@
 """A ceiling is judged by only where this machine's readings agree, and keeping them never hurts a run."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

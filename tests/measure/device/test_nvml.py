@@ -1,7 +1,5 @@
 """What NVML says of a GPU, with a fake of it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """torch's two switches of float32 products: what is read, and what is put back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

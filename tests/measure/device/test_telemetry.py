@@ -1,7 +1,5 @@
 """Reading a GPU in the background, with a fake of NVML."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -100,9 +98,7 @@ def _read(nvml: FakeNvml) -> Telemetry:
     telemetry.start()
     telemetry.start()  # runs already
     assert nvml.sampled.wait(10) or "nvmlDeviceGetClockInfo" in nvml.lacks
-    reading = telemetry.stop()
-    assert reading is not None
-    return reading
+    return telemetry.stop()
 
 
 def test_a_reading_says_it_all_in_si_units_and_only_its_own_thread_asks() -> None:

@@ -1,7 +1,5 @@
 """What fused kernels of CUDA keep for backward, by hand: no other tensor than what they are known to save."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

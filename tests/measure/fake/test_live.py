@@ -1,7 +1,5 @@
 """Bytes of tensors as they come and go, real and fake."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A process that leaves files as they are."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

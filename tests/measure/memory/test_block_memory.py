@@ -1,7 +1,5 @@
 """What one block of several saves, and its gradients, from allocations made by hand."""
 
-from __future__ import annotations
-
 from lm_profiler.measure.memory.block_memory import LARGEST, block_memory
 from lm_profiler.record.memory_timeline import Allocation
 

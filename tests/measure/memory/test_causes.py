@@ -1,7 +1,5 @@
 """Memory by cause."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The allocator's history and counters, and the cause of an out-of-memory error."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

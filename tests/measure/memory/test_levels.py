@@ -1,7 +1,5 @@
 """Memory held where phases begin and end, against bytes counted by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 

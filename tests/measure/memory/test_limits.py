@@ -1,7 +1,5 @@
 """What limits leave, read from files as the kernel writes them."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A history of the allocator, made by hand in torch's format, as a memory timeline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page that is one file: what it holds, what may run in it, and how large it becomes."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

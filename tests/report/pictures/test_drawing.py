@@ -1,7 +1,5 @@
 """The colours hold for colour-blind readers, on white and on dark."""
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Heat maps, bars and lines of any figure show what the runs say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The picture of a memory timeline, as what it draws."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

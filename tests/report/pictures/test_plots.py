@@ -1,7 +1,5 @@
 """What is drawn is what the runs say."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What CI services read: each format is read back, and its figures are those of the runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a search is told as: the total, each change, and why some were not kept."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

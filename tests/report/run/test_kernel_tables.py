@@ -1,7 +1,5 @@
 """The answers are those that can be worked out by hand from a small table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from made_parts import made_kernel, made_kernels, made_phase

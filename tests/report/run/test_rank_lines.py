@@ -1,7 +1,5 @@
 """Several ranks: each phase's own work and waiting in the table, and one line for whom the others wait."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

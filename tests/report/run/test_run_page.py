@@ -1,7 +1,5 @@
 """The table of a record made by hand shows that record's figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All that a record knows is on its page: every figure of the registry, of a record in which no field is unknown."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a machine that others use distorts is not printed; times are."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

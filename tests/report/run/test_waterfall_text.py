@@ -1,7 +1,5 @@
 """Why a step takes as long as it does, in lines and tables whose figures add up as printed."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from pathlib import Path

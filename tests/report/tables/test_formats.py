@@ -1,7 +1,5 @@
 """A table reads the same in every format, whatever stands in it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

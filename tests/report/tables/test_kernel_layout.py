@@ -1,7 +1,5 @@
 """The layout of kernels: the tables of published reports, of traces reckoned by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cuda_trace import Trace, kernel_table

@@ -1,7 +1,5 @@
 """The layouts of published reports, letter by letter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

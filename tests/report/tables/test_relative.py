@@ -1,7 +1,5 @@
 """Columns relative to a baseline: the ratio to the row that has all else in common."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

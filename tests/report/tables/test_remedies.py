@@ -1,7 +1,5 @@
 """After a run that did not fit: what would, as a command."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables of runs made by hand: what is shown, what is said once, what repeats and groups have together."""
 
-from __future__ import annotations
-
 from stored_texts import assert_stored
 from tabled import run
 

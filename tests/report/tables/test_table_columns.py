@@ -1,7 +1,5 @@
 """FLOP/s of attention alone, as FlashAttention's tables count them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

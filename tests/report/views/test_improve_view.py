@@ -1,7 +1,5 @@
 """The Improve view: the way down as bars, and all that was tried."""
 
-from __future__ import annotations
-
 import pytest
 from made_improve import made_improve, nothing_helped
 from shown import bars_of, of_kind, rows_of, text_of, titled

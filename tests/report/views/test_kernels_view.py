@@ -1,7 +1,5 @@
 """The Kernels view shows the figures of the tables beside the run's traces, of one step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

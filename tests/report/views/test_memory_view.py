@@ -1,7 +1,5 @@
 """The Memory view: a stack that reaches the peak, and what is alive there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the Ranks view shows: a row a rank, how much each is above the fast ones, and what is left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

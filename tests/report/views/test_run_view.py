@@ -1,7 +1,5 @@
 """What the Run view shows of runs made by hand: forward 3 ms, backward 5 ms, other 2 ms (see made_runs.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

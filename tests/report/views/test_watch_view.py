@@ -1,7 +1,5 @@
 """The Watch view: step time over a whole training with its events, where the time went, what happened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

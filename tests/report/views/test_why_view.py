@@ -1,7 +1,5 @@
 """The Why view: bars that lead from the ideal step to the measured one, and what each consists of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

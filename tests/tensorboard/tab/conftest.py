@@ -1,7 +1,5 @@
 """A folder of runs, and the tab's answers about it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

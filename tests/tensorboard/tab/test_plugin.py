@@ -1,7 +1,5 @@
 """What the routes answer, of runs made by hand: forward 3 ms, backward 5 ms, other 2 ms (see report/made_runs.py)."""
 
-from __future__ import annotations
-
 import json
 import os
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Nothing outside the log folder is sent, and every response has the headers that TensorBoard asks for."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from importlib.util import find_spec
