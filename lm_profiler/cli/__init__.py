@@ -1,6 +1,6 @@
-"""The command line: reads a call, checks it, runs its verb and reports how the call ended.
+"""The command line: read a call, check it, run its verb, and report how it ended.
 
-A wrong call raises UsageError, wherever it is noticed; ``main`` prints it.
+Wherever a wrong call is detected, UsageError is raised, and ``main`` prints it.
 
-May use everything: it joins the other packages. Never torch or Lightning for ``--help`` or ``--version``.
+May use all other packages. Never torch or Lightning for ``--help`` or ``--version``.
 """

@@ -1,7 +1,8 @@
-"""Read a call of a Trainer's verb as it was written: its config files, once, and the classes that it names.
+"""Read a call of a Trainer's verb: its config files, each only once, and the classes that it names.
 
-If a line names another class than a file, jsonargparse keeps the file's options whose names both classes have.
-So the file's section for it is left out. This module imports no torch, so that a wrong file is reported at once.
+If the command line names another class than a config file, jsonargparse would keep those options of the file whose
+names both classes have. So the file's section of the class is left out here. This module does not import torch, so that
+a wrong file is reported immediately.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lm_profiler.record.calls import config_file, shipped_configs
 from lm_profiler.record.text import text_without_keys
 from lm_profiler.usage_error import UsageError
 
-# the classes that are used where the call names none
+# the classes that are used if the call names none
 DEFAULT_CLASSES = {
     "model": "lm_profiler.training.LanguageModel",
     "data": "lm_profiler.training.FakeTokens",
@@ -32,13 +33,13 @@ _RUN_FOLDER_OPTIONS = ("name", "log_dir")
 
 @dataclass(frozen=True)
 class _Config:
-    # its scalars are still text: parsed ones would be written back differently
+    # the YAML nodes, whose scalars are still text, because parsed scalars might be written back differently
     node: yaml.MappingNode
     content: Mapping[str, Any]
-    word: str  # a path that can be read again, or the text if it came through a pipe
+    word: str  # the path if it can be read again, or the text if the config came through a pipe
 
     def class_path(self, key: str) -> str | None:
-        """Return the class that the file names for ``key``, by its name alone or in a section with ``class_path``."""
+        """Return the class that the file names for ``key``: the value of the key, or ``class_path`` in its section."""
         section = self.content.get(key)
         if isinstance(section, Mapping):
             section = section.get("class_path")
@@ -66,7 +67,7 @@ class Call:
                     check_class_path(key, path)
 
     def _add(self, option: Option) -> None:
-        """Add an option of the line, or read the config that it names. Raises UsageError for one that is wrong."""
+        """Add an option of the command line, or read the config that it names; raise UsageError if it is wrong."""
         if not option.name:
             check_dashes(option.value)
             remedy = f"a file of options is --config {option.value}"
@@ -82,7 +83,7 @@ class Call:
 
     @property
     def file(self) -> str | None:
-        """The path of the last config that is a file; None if there is none, as where the only config was a pipe."""
+        """The path of the last config that is a file; None if there is none, for example if the config was a pipe."""
         for config in reversed(self._configs):
             if not is_text(config.word):
                 return config.word
@@ -90,7 +91,7 @@ class Call:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """The options on the line except config files, name and folder; the last value where one is given twice.
+        """The options on the command line except config files, name and folder; of repeated options the last value.
 
         >>> Call(["fit", "--model.size=large", "--data.batch_size", "8"]).overrides
         {'model.size': 'large', 'data.batch_size': '8'}
@@ -103,7 +104,7 @@ class Call:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All options of the call, nested as in a file, without those of other classes and of the run's folder."""
+        """All options of the call, nested as in a file, without name, folder and the options of replaced classes."""
         ignored = {
             *self._replaced_sections(self.should_leave_out_data()),
             *_RUN_FOLDER_OPTIONS,
@@ -117,11 +118,11 @@ class Call:
         overrides = self.overrides
         for name in sorted(overrides, key=_sorts_after_classes):
             value = _value_of(overrides[name])
-            _put(content, name.split("."), value)
+            _set_nested(content, name.split("."), value)
         return content
 
     def class_path(self, key: str) -> str:
-        """Return the class of ``model`` or ``data``: the last on the line, else the last in a file, else ours."""
+        """Return the class of ``model`` or ``data``: from the command line, a file, or the default."""
         return self._class_on_line(key) or self._class_in_files(key)
 
     def option_names(self, key: str) -> set[str]:
@@ -137,7 +138,10 @@ class Call:
         return names - {"class_path", "init_args"}
 
     def should_leave_out_data(self) -> bool:
-        """Whether a module that brings its own data gets no other: neither the line nor its file mentions data."""
+        """Return whether the default data should be left out for a module with its own data.
+
+        That is so if neither the command line nor the file of the module mentions data.
+        """
         line_mentions_data = any(
             option.name.partition(".")[0] == "data" for option in self.line
         )
@@ -149,10 +153,10 @@ class Call:
     def parser_arguments(
         self, default_keys: Container[str] = (), leave_out_data: bool = False
     ) -> list[str]:
-        """Return the arguments for a parser, without options of other classes.
+        """Return the arguments for a parser, without options of replaced classes.
 
-        Files go first, then classes, then their options: the line overrides files, whatever its order. ``default_keys``
-        are ``model`` and ``data`` where the parser has the class of this call as its default: they are not repeated.
+        Files come first, then classes, then their options, so that the command line overrides files in any order.
+        ``default_keys`` are those of ``model`` and ``data`` whose class is already the parser's default.
         """
         arguments = self.arguments[:1]
         replaced = set(self._replaced_sections(leave_out_data))
@@ -177,7 +181,7 @@ class Call:
         return arguments
 
     def replacement_lines(self, leave_out_data: bool = False) -> list[str]:
-        """Return a line for each section of the files whose options are ignored, with what replaces its class."""
+        """Return a line for each section of the files whose options are ignored, with the new class."""
         lines = []
         file = self.file or "the config"
         for key in self._replaced_sections(leave_out_data):
@@ -190,9 +194,9 @@ class Call:
         return lines
 
     def _replaced_sections(self, leave_out_data: bool) -> list[str]:
-        """Return the sections of the files that do not count: the line names another class than the files do.
+        """Return the sections of the files that are ignored, because the command line names another class.
 
-        With ``leave_out_data``, for a module that brings its own loaders, ``data`` does not count either.
+        With ``leave_out_data``, for a module with its own loaders, ``data`` is ignored too.
         """
         sections = []
         for key in DEFAULT_CLASSES:
@@ -207,14 +211,14 @@ class Call:
         path = self._class_on_line(key)
         if path is None:
             return False
-        # compared by last name: our classes can be named by package, by module, or by class name alone
+        # Only the last names are compared: our classes can be named with their package, their module, or neither.
         return _last_name(path) != _last_name(self._class_in_files(key))
 
     def _is_in_files(self, key: str) -> bool:
         return any(key in config.content for config in self._configs)
 
     def _class_in_files(self, key: str) -> str:
-        """Return the class that the last file names, of those that name one; else ours."""
+        """Return the class that the files name, where the last file counts; the default class if none names one."""
         for config in reversed(self._configs):
             path = config.class_path(key)
             if path:
@@ -222,7 +226,7 @@ class Call:
         return DEFAULT_CLASSES[key]
 
     def _class_on_line(self, key: str) -> str | None:
-        """Return the class that the line names last; None if it names none."""
+        """Return the last class that the command line names; None if it names none."""
         for option in reversed(self.line):
             if option.name in (key, f"{key}.class_path") and _is_class_path(
                 option.value
@@ -232,7 +236,7 @@ class Call:
 
 
 def _sorts_after_classes(name: str) -> bool:
-    """The key that sorts the names of classes before the options of these classes."""
+    """Return a sort key that places the names of classes before the options of these classes."""
     return name not in DEFAULT_CLASSES
 
 
@@ -245,7 +249,7 @@ def _last_name(class_path: str) -> str:
 
 
 def _value_of(text: str) -> Any:
-    """Return parsed YAML; text that is not YAML stays text."""
+    """Return ``text`` parsed as YAML; if it is not YAML, return the text itself."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -253,10 +257,10 @@ def _value_of(text: str) -> Any:
 
 
 def _read(name: str) -> _Config:
-    """Read the config ``name``: a file, a name that the package knows, or the text itself.
+    """Read the config ``name``: a file, the name of a config of the package, or the text itself.
 
     Raises:
-        UsageError: there is none, it cannot be read, or it is the file of a sweep.
+        UsageError: the config does not exist, cannot be read, or is the file of a sweep.
     """
     path = config_file(name)
     is_sweep_name = (
@@ -283,8 +287,8 @@ def _read(name: str) -> _Config:
     return _Config(node, content, text)
 
 
-def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set an option of ``content``; where a class is named beside it, it is an option of that class."""
+def _set_nested(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set the option at ``path`` in the nested ``content``; if the section has a class, as an option of that class."""
     name, *rest = path
     if not rest:
         content[name] = value
@@ -297,4 +301,4 @@ def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
     is_option_of_class = "class_path" in section and rest[0] != "init_args"
     if is_option_of_class:
         rest = ["init_args", *rest]
-    _put(section, rest, value)
+    _set_nested(section, rest, value)

@@ -1,4 +1,4 @@
-"""Checks of a call's words, before anything reads their values. This module imports no torch."""
+"""Checks of the options of a call before their values are parsed. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CLASS_OPTIONS = ("model", "data", "model.class_path", "data.class_path")
 
 
 def check_option(option: Option) -> None:
-    """Raise UsageError for an option without a value, and for a file in place of a class."""
+    """Raise UsageError if an option has no value, or if a Python file is given instead of a class."""
     is_help = option.name.rpartition(".")[2] == "help"
     # jsonargparse would report only the part of the name before its first dot.
     if "." in option.name and not option.values and not is_help:

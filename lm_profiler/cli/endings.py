@@ -1,4 +1,4 @@
-"""Handle the signals that end a call early. This module imports no torch, since that import can be interrupted too."""
+"""Handle the signals that end a call early. This module does not import torch, since that can be interrupted too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def handled(
 ) -> Iterator[None]:
     """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can do so.
 
-    A handler may itself change others: ``interrupting`` that of SIGINT, ``terminate`` that of SIGCHLD. These are
-    restored too.
+    A handler may change other handlers: ``interrupting`` changes that of SIGINT, ``terminate`` that of SIGCHLD. These
+    are restored too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,6 +49,7 @@ def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:
 
 def terminate(signum: int, frame: FrameType | None) -> NoReturn:
     """Raise ``Terminated``."""
-    # A DataLoader's workers may have got the signal too: torch's SIGCHLD handler would report their end as an error.
+    # The workers of a DataLoader may have received the signal too. Torch's handler of SIGCHLD would report their end as
+    # an error.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     raise Terminated(signal.Signals(signum).name)

@@ -21,28 +21,29 @@ from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import NEEDS_POSIX, UsageError
 
-# The verbs with their help. Each is in the ``VERBS`` of its module in ``lm_profiler.cli.verbs``, which has its name, or
-# that it shares with another verb: its options, its examples, and the function that runs it.
+# verb → its line of help. A verb is implemented in the module of its name in ``lm_profiler.cli.verbs``, or in that of
+# ``_SHARED``. The module's ``VERBS`` has the verb's options, its examples, and the function that runs it.
 VERBS = {
     "fit": "profile training steps",
-    "validate": "profile only the forward pass, under no_grad",
+    "validate": "profile only the forward pass, without gradients",
     "test": "profile test steps",
     "predict": "profile prediction steps",
     "run": "profile your own program unchanged: lm_profiler run -- python train.py",
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
-    "improve": "try changes that may be faster, and prove which are",
+    "improve": "try changes that may make the step faster, and prove which do",
     "plan": "predict the memory that a run needs, on any GPU, before it starts",
-    "report": "print and write tables, plots and pages of any runs",
-    "why": "show where the time of any trace of torch.profiler went",
-    "watch": "show a running training: where its time goes, and its events",
-    "trace": "request a trace of the next steps from a watched training",
+    "report": "print or write tables, plots and pages of runs",
+    "why": "show where the time went in a trace of torch.profiler",
+    "watch": "show where the time of a running training goes, and its events",
+    "trace": "trace the next steps of a watched training",
     "compare": "compare runs: is B faster than A?",
-    "ab": "run two trees of a repository alternately, until it is clear which is faster",
+    "ab": "run two versions of a repository in turns until it is clear which is faster",
     "numerics": "show how low precision changes a sum",
     "collectives": "measure how fast processes of this machine exchange data",
     "selftest": "measure how far equal runs differ on this machine",
 }
 
+# verbs → the module that implements them
 _SHARED = {"numerics": "selftest", "trace": "watch"}
 
 # the verbs of the module ``trainer``; their options are those of the Trainer, the module and the data
@@ -54,7 +55,7 @@ usage: lm_profiler <verb> [options]
 {verbs}
 
   --version   print the version
-  --help      print this; `<verb> --help` lists a verb's options
+  --help      print this help; `<verb> --help` lists the options of a verb
 
 for example: lm_profiler fit --config demo"""
 
@@ -73,9 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, MissingExtra) as error:
         print_message(str(error))
         code = WRONG_CALL
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+    except BrokenPipeError:
+        # The reader of stdout, such as `head`, has closed the pipe.
         code = OK
-    except OSError as error:  # a full disk, a removed folder
+    except OSError as error:  # for example a full disk, or a folder that was removed
         mute()
         message = error.strerror or str(error)
         if error.filename:
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """Run the verb that ``arguments`` begin with, or print what an option in its place asks for."""
+    """Run the verb that ``arguments`` begin with, or print the help or the version; return the exit code."""
     word = arguments[0] if arguments else ""
     if word in ("-h", "--help"):
         lines = [f"  {verb:<11} {summary}" for verb, summary in VERBS.items()]
@@ -135,7 +137,7 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
 
 def _asks_for_help(arguments: list[str]) -> bool:
-    """Whether ``--help`` stands before ``--``, after which it would be an option of the user's program."""
+    """Return whether ``--help`` is before ``--``; after it, it would be an option of the user's program."""
     for word in arguments:
         if word == "--":
             return False
@@ -149,7 +151,7 @@ def _run_trainer(arguments: list[str]) -> int:
     if asks_for_first_options(arguments):
         print(FIRST_OPTIONS.format(verb=arguments[0]), end="")
         return OK
-    # A wrong config file and a wrong variable are reported before torch is imported, which takes seconds.
+    # Wrong config files and wrong variables are reported before torch is imported, because that takes seconds.
     from lm_profiler.cli.call import Call
 
     quiet_libraries()
@@ -162,7 +164,7 @@ def _run_trainer(arguments: list[str]) -> int:
 
 
 def _import_verb(verb: str) -> ModuleType:
-    """Import the module of ``verb``; Ctrl-C waits, because a package whose import is cut short fails in many ways."""
+    """Import the module of ``verb``. Signals are delayed until then: an interrupted import fails in many ways."""
     former_mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM)
     )

@@ -1,7 +1,7 @@
-"""Report what is wrong with the options of a call in a line or two: subject, expected, given, remedy.
+"""Report an error in the options of a call in one or two lines: subject, expected, given, remedy.
 
-jsonargparse has the option, the value and the type only in its sentences: patterns take them out of these. A sentence
-that no pattern matches is shown whole.
+jsonargparse reports the option, the value and the type only as text, so patterns extract them. If no pattern matches,
+the text is shown unchanged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _UNKNOWN_OPTION = "unknown option --"  # the beginning of the message about an o
 
 
 def unknown_option(option: str, names: Iterable[str]) -> UsageError:
-    """Return the error about an option that does not exist; the closest of the ``names`` that exist is the remedy."""
+    """Return the error about an unknown option; it proposes the closest of ``names``, the options that exist."""
     name = nearest(option, names)
     remedy = "see --help" if name is None else f"did you mean --{name}?"
     return UsageError(f"{_UNKNOWN_OPTION}{option}; {remedy}")
 
 
 def check_dashes(word: str) -> None:
-    """Raise UsageError if a ``word`` that belongs to no option looks like an option: it has a single dash."""
+    """Raise UsageError if a ``word`` that belongs to no option starts with a single dash, like a mistyped option."""
     if word.startswith("-") and word != "-":
         raise UsageError(
             f"{word[:100]}: expected two dashes before an option; write -{word[:100]}"
@@ -30,13 +30,13 @@ def check_dashes(word: str) -> None:
 
 
 def nearest(option: str, names: Iterable[str]) -> str | None:
-    """Return the name closest to ``option`` as a whole, or else in its last part, or else in its first; or None.
+    """Return the most similar name: to the whole ``option``, or else to its last part, or else to its first; or None.
 
     >>> options = ["model.size", "data.batch_size", "name"]
     >>> nearest("nme", options), nearest("size", options), nearest("modle.width", options)
     ('name', 'model.size', 'model')
     """
-    # Reversed, so that of several options with the same last part the first in the alphabet stays.
+    # In reverse order, so that of several options with the same last part the alphabetically first is kept.
     names = sorted({*names} - {""}, reverse=True)
     name = closest(option, names)
     if name is not None:
@@ -74,30 +74,30 @@ _GOT_VALUE = re.compile(r"Got value: (.*)")  # ends a line
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
 _SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
 _NO_TEXT = re.compile(r"argument of type '\w+' is not iterable")  # of a class_path
-_OWN_MESSAGE = re.compile(r"[\w.]+: expected ")  # what our own classes raise
-# lines of a message that do not help the user: for a union of types, only what each expected helps
+_OWN_MESSAGE = re.compile(r"[\w.]+: expected ")  # a message of our own classes
+# Lines of a message that do not help the user. For a union of types, only the expected types help.
 _NOISE = (
     "Parser key", "Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a path", "Expected a dot",
     "Subclass types expect", "a class path (str)", "a dict with", "a dict without",
 )  # fmt: skip
 _SEQUENCE_TYPES = {"list", "Iterable", "Sequence"}
 _MAX_VALUE_CHARACTERS = 200
-_MAX_MESSAGE_CHARACTERS = 300  # of a message in the words of others
+_MAX_MESSAGE_CHARACTERS = 300  # of a message that is shown unchanged
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:
-    """Return ``error`` as UsageError; the message of the parser is explained."""
+    """Return ``error`` as a UsageError, with a message of the parser in our words."""
     if isinstance(error, UsageError):
         return error
     return explain(str(error) or repr(error), prefix=prefix)
 
 
 def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageError:
-    """Return jsonargparse's ``message``, often a tree of many lines, as subject, expected and given.
+    """Return jsonargparse's ``message``, which may have many lines, as an error with subject, expected and given.
 
-    ``names`` are the options that exist; ``prefix`` is the subject where the message names none.
+    ``names`` are the options that exist. ``prefix`` is the subject if the message does not name one.
     """
-    # names the option of the file, before its error
+    # For an error in a config file, the message begins with the option that names the file.
     message = re.sub(r'^Parser key "\w+": ', "", message)
     subject = _subject(message, prefix)
     without_value = _NO_VALUE.search(message)
@@ -130,7 +130,7 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
 
 
 def _subject(message: str, prefix: str) -> str:
-    """Return the option that a message of jsonargparse is about, as a user writes it."""
+    """Return the option that a message of jsonargparse is about, in the spelling of the command line."""
     match = _KEY.search(message)
     if match is None:
         return prefix
@@ -138,7 +138,7 @@ def _subject(message: str, prefix: str) -> str:
 
 
 def _useful_lines(message: str) -> list[str]:
-    """Return the lines of a message that state what is wrong, with short names of types."""
+    """Return the lines of a message that state the error, with short names of types."""
     lines = []
     tree = message.rpartition("Given value: ")[0] or message
     for line in tree.splitlines():

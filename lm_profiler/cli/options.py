@@ -1,10 +1,12 @@
-"""Read the options of one of our verbs: jsonargparse makes a parser and the help from a dataclass.
+"""Read the options of a verb without a Trainer: jsonargparse builds a parser and the help from a dataclass.
 
-Each field is an option; its line in the docstring is the help. Three fields are not options: ``options`` gets the words
-that are not options of the verb, ``program`` those after ``--``, ``command`` the whole call. Before the parser reads a
-line, each option becomes one word: a sequence may be written as values with commas, or with spaces for numbers and
-paths; a mapping as ``--field.KEY VALUE``. All values stay text until a field's type reads them: a sweep passes ``010``
-unchanged to its cells.
+Each field of the dataclass is an option, and its line in the docstring is the help. Three fields are not options:
+``options`` gets the words that are not options of the verb, ``program`` the words after ``--``, and ``command`` the
+whole call.
+
+The words of each option are joined into one word before the parser reads them. A sequence may be written with commas
+between its values, or with spaces if they are numbers or paths. A mapping is written as ``--field.KEY VALUE``. Values
+stay text until they are converted to the type of their field, so that a sweep can pass ``010`` unchanged to its cells.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from lm_profiler.usage_error import UsageError, expect
 
 # the number of values of an option that takes any number of them
 UNLIMITED = sys.maxsize
-_MAX_VALUES = 1000  # of one option of a sweep or a search
+_MAX_VALUES = 1000  # of one option in a sweep or a search
 
 # the fields that are not options
 _FIT_OPTIONS, _PROGRAM, _COMMAND = "options", "program", "command"
@@ -59,7 +61,10 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """An option as it was written; a word that belongs to no option is the value of one with an empty ``name``."""
+    """An option as it was written: its name, its values, and all of its words.
+
+    A positional word is represented as the value of an option with an empty ``name``.
+    """
 
     name: str
     values: Sequence[str]
@@ -112,9 +117,10 @@ def _take_values(words_left: list[str], max_values: int) -> list[str]:
 
 
 def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
-    """Return the nodes and the text of the config ``path``: a file, the name of a shipped one, or the text itself.
+    """Return the YAML nodes and the text of a config.
 
-    The file is opened once: it may be a pipe. Names are looked up in the package's folder ``shipped``, such as sweeps.
+    ``path`` is a file, the name of a config that comes with the package, or the text itself. Such names are searched in
+    the package's folder ``shipped``, for example sweeps. A file is opened only once, because it may be a pipe.
     """
     if not path:
         raise UsageError(f"{_EXPECTED}, given none")
@@ -137,7 +143,7 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
 
 
 def _similar_config(path: str, shipped: str) -> str:
-    """Return a remedy for a config that is not there: the names of shipped ones, unless it is clearly a file."""
+    """Return a proposal for a config that does not exist: shipped configs; empty if ``path`` is clearly a file."""
     if "/" in path or path.endswith(_CONFIG_SUFFIXES):
         return ""
     names = shipped_configs(shipped)
@@ -146,21 +152,21 @@ def _similar_config(path: str, shipped: str) -> str:
 
 
 def is_text(path: str) -> bool:
-    """Whether a config is given as its text, as it is for the other ranks of a run whose config came through a pipe."""
+    """Return whether ``path`` is the text of a config: ranks get the text if the config came through a pipe."""
     return "\n" in path or path.startswith("{")
 
 
 @dataclass
-class _Line:
-    """The words of a line, by what becomes of them."""
+class _ClassifiedWords:
+    """The words of a command line, classified by their use."""
 
-    file: str | None = None  # of options
-    # one word for each option of the verb
+    file: str | None = None  # the file of options
+    # one word per option of the verb, for the parser
     parser_words: list[str] = field(default_factory=list)
-    # values by key, by option
+    # option → key → value, for options that are mappings
     mappings: dict[str, dict[str, Any]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
-    fit_options: list[str] = field(default_factory=list)
+    fit_options: list[str] = field(default_factory=list)  # options of ``fit``
 
 
 class OptionsReader(Generic[T]):
@@ -193,14 +199,14 @@ class OptionsReader(Generic[T]):
             self._types[option] = _strip_none(hints[field_.name])
 
     def read(self, arguments: Sequence[str]) -> T:
-        """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
+        """Return the options of ``arguments`` and of the file that they name; ``arguments`` override the file."""
         arguments_of_verb, program = self._split_at_program(arguments)
         line = self._classify_words(arguments_of_verb)
         parsed = vars(self._parser().parse_args(self._all_parser_words(line)))
         values: dict[str, Any] = {}
         for field_name in self._field_names.values():
             value = line.file if field_name == self._file_option else parsed[field_name]
-            if value is not None:  # a file may have a key without a value
+            if value is not None:  # A file may contain a key without a value.
                 values[field_name] = value
         special_values = {
             _FIT_OPTIONS: line.fit_options,
@@ -231,7 +237,7 @@ class OptionsReader(Generic[T]):
         return str(parser.format_help())
 
     def _parser(self) -> _OptionsParser:
-        """Return jsonargparse's parser of the options class, without the options that are read here."""
+        """Return jsonargparse's parser of the options class, without the fields that are not options."""
         set_loader("texts", _parse_texts, exceptions=(YamlTextError,))
         parser = _OptionsParser(
             parser_mode="texts",
@@ -252,9 +258,9 @@ class OptionsReader(Generic[T]):
         return parser
 
     def _rename(self, action: Action, parser: _OptionsParser) -> None:
-        """Have the help name an option and its values as a user writes them.
+        """Make the help show an option as a user writes it.
 
-        jsonargparse describes its own syntax, and calls ``--try`` by its field's name, ``try_``.
+        jsonargparse would describe its own syntax, and call the option ``--try`` by the name of its field, ``try_``.
         """
         option = action.dest.removesuffix("_")
         type_hint = self._types.get(option)
@@ -277,7 +283,7 @@ class OptionsReader(Generic[T]):
         return None if dot else type_hint
 
     def _max_values(self, name: str) -> int:
-        """Return how many words the option ``name`` may take; 0 for a flag."""
+        """Return how many words the option ``name`` may have as values; 0 for a flag."""
         type_hint = self._type_hint(name)
         if type_hint is bool:
             return 0
@@ -285,7 +291,7 @@ class OptionsReader(Generic[T]):
             return len(get_args(type_hint))
         if not _is_container(type_hint, Sequence):
             return 1
-        # A text could be a positional argument of the verb, if it takes any.
+        # A further text may be a positional argument, if the verb has any.
         is_never_positional = (
             get_args(type_hint)[0] in (int, Path) or not self._positional_option
         )
@@ -306,29 +312,29 @@ class OptionsReader(Generic[T]):
             )
         return arguments[:index], program
 
-    def _classify_words(self, arguments: Sequence[str]) -> _Line:
-        """Classify ``arguments`` by what becomes of them, and check what needs no parser."""
-        line = _Line()
+    def _classify_words(self, arguments: Sequence[str]) -> _ClassifiedWords:
+        """Classify the words of ``arguments`` by their use, and check positional words."""
+        line = _ClassifiedWords()
         for option in options_in(arguments, self._max_values):
-            self._classify(option, line)
+            self._add_option(option, line)
         self._check_positional(line.positional)
         if line.positional and self._positional_option == self._file_option:
             line.file = line.positional[0]
         elif line.positional:
             type_hint = self._types[self._positional_option]
-            word = _word(self._positional_option, type_hint, line.positional)
+            word = _parser_word(self._positional_option, type_hint, line.positional)
             line.parser_words.append(f"--{self._positional_option}={word}")
         return line
 
-    def _classify(self, option: Option, line: _Line) -> None:
-        """Put an option where it belongs in ``line``; raise UsageError for one that does not exist."""
+    def _add_option(self, option: Option, line: _ClassifiedWords) -> None:
+        """Add an option to the list of ``line`` to which it belongs; raise UsageError if it does not exist."""
         name = option.name
         if not name:
             line.positional.append(option.value)
             return
         type_hint = self._type_hint(name)
         if type_hint is None:
-            # A dotted name is an option of fit. A name without a dot may be a misspelt one of ours.
+            # A name with a dot is an option of fit. A name without a dot may be a misspelt option of the verb.
             may_be_of_fit = "." in name or nearest(name, self._types) is None
             if _FIT_OPTIONS not in self._special_fields or not may_be_of_fit:
                 raise unknown_option(name, self._types)
@@ -341,11 +347,11 @@ class OptionsReader(Generic[T]):
             values[key] = _mapping_value(name, type_hint, option.values)
         else:
             line.parser_words.append(
-                f"--{name}={_word(name, type_hint, option.values)}"
+                f"--{name}={_parser_word(name, type_hint, option.values)}"
             )
 
     def _check_positional(self, words: Sequence[str]) -> None:
-        """Raise UsageError if the verb takes no ``words`` without an option, or fewer of them."""
+        """Raise UsageError if the verb does not accept these positional ``words``, or not so many of them."""
         for word in words:
             check_dashes(word)
         if not words:
@@ -359,8 +365,8 @@ class OptionsReader(Generic[T]):
                 f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help"
             )
 
-    def _all_parser_words(self, line: _Line) -> list[str]:
-        """Return a word for the parser for the file's text, for each option, and for each mapping."""
+    def _all_parser_words(self, line: _ClassifiedWords) -> list[str]:
+        """Return the words for the parser: the text of the file, each option, and each mapping."""
         words = []
         if line.file is not None:
             words += self._file_words(line.file, line.mappings)
@@ -370,7 +376,11 @@ class OptionsReader(Generic[T]):
         return words
 
     def _file_words(self, path: str, mappings: dict[str, dict[str, Any]]) -> list[str]:
-        """Return the file's text as a word, and put its mappings below those of the line: jsonargparse has no merge."""
+        """Return the text of the file as a word for the parser.
+
+        Its mappings are removed from the text and merged into ``mappings``, whose values override them, because
+        jsonargparse would not merge them.
+        """
         node, _ = read_config(path, self._shipped)
         for key_node, value_node in node.value:
             option = key_node.value
@@ -390,7 +400,7 @@ class OptionsReader(Generic[T]):
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the examples."""
+    """A formatter that keeps the line breaks of the examples."""
 
 
 class _OptionsParser(ArgumentParser):
@@ -407,19 +417,19 @@ def _class_constant(options_class: Any, name: str, default: str) -> str:
 
 
 def _strip_none(type_hint: Any) -> Any:
-    """Return the type of an optional value without its None, and any other as it is."""
+    """Return the type of an optional value without its None; any other type is returned unchanged."""
     is_union = get_origin(type_hint) in (Union, UnionType)
     return get_args(type_hint)[0] if is_union else type_hint
 
 
 def _is_container(type_hint: Any, container: type) -> bool:
-    """Whether ``type_hint`` is a ``container`` of something, as ``Sequence[str]`` is a Sequence."""
+    """Return whether ``type_hint`` is a ``container``: ``Sequence[str]`` is a Sequence."""
     origin = get_origin(type_hint)
     return isinstance(origin, type) and issubclass(origin, container)
 
 
-def _word(name: str, type_hint: Any, values: Sequence[str]) -> str:
-    """Return the values written for an option as one word that jsonargparse reads."""
+def _parser_word(name: str, type_hint: Any, values: Sequence[str]) -> str:
+    """Return the values of an option as one word that jsonargparse can parse."""
     if type_hint is bool and not values:
         return "true"
     if not any(values):
@@ -437,8 +447,8 @@ def _word(name: str, type_hint: Any, values: Sequence[str]) -> str:
 
 
 def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
-    """Return the values written for an option of a mapping: a text, or a list of texts."""
-    word = _word(name, type_hint, values)
+    """Return the value of an option that is a key of a mapping: a text, or a list of texts."""
+    word = _parser_word(name, type_hint, values)
     if type_hint is str:
         return word
     try:
@@ -452,7 +462,7 @@ def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
             f"{name[:100]}: expected YAML, given {word[:100]!r}, which contains itself or is nested too deeply"
         ) from None
     if isinstance(value, list):
-        # the parser copies the list for each value: 20,000 values take minutes
+        # The parser copies the list for each value, so that 20,000 values would take minutes.
         expect(
             len(value) <= _MAX_VALUES,
             name,
@@ -463,13 +473,13 @@ def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
 
 
 def _parse_texts(text: str) -> Any:
-    """Return parsed YAML with all scalars as they were written: the loader for jsonargparse."""
+    """Return parsed YAML in which all scalars are texts as they were written; jsonargparse uses this as its loader."""
     node = compose(text)
     return None if node is None else _texts_in(node)
 
 
 def _texts_in(node: yaml.Node) -> Any:
-    """Return a mapping or list of texts, or one text; None for ``null``. A nested list is one text."""
+    """Return the texts in ``node``: a mapping, a list, or one text; None for ``null``. A nested list is one text."""
     if isinstance(node, yaml.MappingNode):
         return {
             key_node.value: _texts_in(value_node) for key_node, value_node in node.value

@@ -1,4 +1,4 @@
-"""The preflight check: refuse a run that cannot fit before anything of it is built."""
+"""The preflight check: before a run is built, refuse it if it cannot fit into memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from lm_profiler.record.run_record import Environment, PlannedMemory
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0  # seconds of CPU time to plan a run, and the same again for the largest batch if it is refused
-_MAX_SMALLER = 3  # options that a refusal names besides those that fit; these change training least
+_MAX_SMALLER = 3  # settings that need less but may not fit: a refusal names those that change training least
 
 
 def plan_ahead(cli: ProfilerCLI) -> None:
-    """Estimate what the run holds, or rehearse it if that was requested, on rank 0 for all ranks.
+    """Estimate the memory of the run, or rehearse the run if that was requested; rank 0 does this for all ranks.
 
-    A rehearsal takes place in a child process, and its result is recorded. A run that cannot be planned in time is not
-    stopped. Formulas that the program registered are tried in a rehearsal too.
+    A rehearsal takes place in a child process, and its result is recorded. If a run cannot be planned in time, it
+    continues. If the program has registered formulas of FLOPs, a rehearsal tests them.
 
     Raises:
-        UsageError: the run needs more memory than its device has free, or a formula raises. The record has the
-            refusal of memory too.
+        UsageError: the run needs more memory than its device has free, which is also recorded, or a formula raises.
     """
     if cli.check_memory is False or cli.trainer.global_rank != 0:
         return
@@ -45,34 +44,34 @@ def plan_ahead(cli: ProfilerCLI) -> None:
         refusal = _refused_by_rehearsal(cli)
     elif refusal is None and has_program_formulas():
         rehearsed = _rehearse(cli, "nothing", device_bytes=0)
-        refusal = _wrong_call(rehearsed)
+        refusal = _wrong_call_text(rehearsed)
     if refusal is not None:
         raise UsageError(refusal)
 
 
 def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
-    """Return why our own module cannot fit whatever its batch is, None if it may. The record gets the refusal."""
+    """Return why the built-in model cannot fit with any batch size, or None. A refusal is recorded."""
     if not cli.is_ours:
         return None
     available = free_bytes_per_replica(cli.trainer)
     if available is None:
         return None
-    cli.model = cli.build("model")  # the Trainer makes its weights later
+    cli.model = cli.build("model")  # Its weights are created later.
     line = refusal_by_weights(cli, available)
     if line is None:
         return None
     plan = PlannedMemory(unknown="too large without activations", available=available)
     cli.context.add_launch_facts(planned=plan)
     cli.context.refuse(line, remedies=(), machine=_machine(cli), model=None)
-    return f"{line}\n`lm_profiler plan` prints what would fit; --check_memory=false to run anyway"
+    return f"{line}\n`lm_profiler plan` lists settings that fit; use --check_memory=false to run anyway"
 
 
 def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
-    """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
+    """Return two lines on why the run is refused, or None. The plan and the refusal are recorded."""
     rehearsed = _rehearse(cli, "nothing", device_bytes=0)
     if isinstance(rehearsed, Unplanned):
         cli.context.add_launch_facts(planned=PlannedMemory(unknown=rehearsed.reason))
-        return _wrong_call(rehearsed)
+        return _wrong_call_text(rehearsed)
     available = free_bytes_per_replica(cli.trainer)
     cli.context.add_launch_facts(planned=_planned_memory(rehearsed, available))
     _write_timeline(cli, rehearsed)
@@ -85,14 +84,17 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
         options.append(f"would fit: {' or '.join(fitting)}")
     if smaller:
         options.append(f"needs less: {' or '.join(smaller)}")
-    options += ["`lm_profiler plan` tries them", "--check_memory=false to run anyway"]
-    refusal = f"{_reason(rehearsed, available)}\n{'; '.join(options)}"
+    options += [
+        "`lm_profiler plan` rehearses them",
+        "use --check_memory=false to run anyway",
+    ]
+    refusal = f"{_reason_text(rehearsed, available)}\n{'; '.join(options)}"
     cli.context.refuse(refusal, tuple(fitting), _machine(cli), rehearsed.model)
     return refusal
 
 
-def _wrong_call(rehearsed: Planned | Unplanned) -> str | None:
-    """Return what is wrong with the call, such as a formula that raises; None if nothing is."""
+def _wrong_call_text(rehearsed: Planned | Unplanned) -> str | None:
+    """Return what is wrong with the call, for example that a formula raises; None if nothing is."""
     if isinstance(rehearsed, Unplanned) and rehearsed.is_wrong_call:
         return rehearsed.reason
     return None
@@ -101,7 +103,7 @@ def _wrong_call(rehearsed: Planned | Unplanned) -> str | None:
 def _rehearse(
     cli: ProfilerCLI, maximized: str, device_bytes: int
 ) -> Planned | Unplanned:
-    """Rehearse the run in a child process, and return its plan, or why it cannot be planned."""
+    """Rehearse the run in a child process, and return its plan or the reason why it cannot be planned."""
     gpu = gpu_of(cli.trainer.strategy.root_device)
     rehearsal = start_rehearsal(
         cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours
@@ -110,7 +112,7 @@ def _rehearse(
 
 
 def _planned_memory(planned: Planned, available: int | None) -> PlannedMemory:
-    """Return what the run's record keeps of its plan."""
+    """Return the parts of a plan that the record contains."""
     moments = {} if planned.timeline is None else planned.timeline.moments()
     return PlannedMemory(
         peaks=dict(planned.peaks),
@@ -136,20 +138,20 @@ def _machine(cli: ProfilerCLI) -> Environment:
 
 
 def free_bytes_per_replica(trainer: Trainer) -> int | None:
-    """Return the bytes that are free for one replica, None if they are unknown; ranks on the CPU share its memory."""
+    """Return the bytes that are free for one replica, None if unknown. On the CPU the ranks share the free memory."""
     device = trainer.strategy.root_device
     if device.type == "cpu":
         free_bytes = available_bytes(device)
         return None if free_bytes is None else free_bytes // trainer.num_devices
-    # Ranks that will be forks of this process (ddp_fork, ddp_notebook) cannot use CUDA once it has opened the device,
-    # and a query of free memory opens it.
+    # Asking for free memory opens the device. Then ranks that are forked from this process (ddp_fork, ddp_notebook)
+    # could not use CUDA.
     if START_METHOD.get_or(trainer.strategy.launcher) == "fork":
         return None
     return available_bytes(device)
 
 
-def _reason(planned: Planned, available: int) -> str:
-    """Return why the run does not fit: what it needs at its peak, by cause."""
+def _reason_text(planned: Planned, available: int) -> str:
+    """Return why the run does not fit: the bytes that it needs at its peak, by cause."""
     needed = planned.certain
     scope = "without what a compiler might save"
     if needed == planned.peak:
@@ -164,7 +166,7 @@ def _reason(planned: Planned, available: int) -> str:
 
 
 def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[list[str], list[str]]:
-    """Return the options that each alone make the run fit, and a few of those that need less."""
+    """Return the settings that make the run fit, each by itself, and a few that need less but may not fit."""
     planned = _rehearse(cli, "batch", limit_bytes)
     if isinstance(planned, Unplanned):
         return [], []

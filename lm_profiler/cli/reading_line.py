@@ -1,4 +1,4 @@
-"""A line on the terminal that shows how much of a large file is read."""
+"""A line on the terminal that shows how much of a large file has been read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TextIO
 
 from lm_profiler.measure.boundary import write_text
 
-_REDRAW_S = 2.0  # least seconds between two drawings, and before the first one
-_LINE_START = "\r\x1b[K"  # erases what stands in the line
+_REDRAW_S = 2.0  # least seconds between two updates, and before the first one
+_LINE_START = "\r\x1b[K"  # erases the line
 
 
 class ReadingLine:
-    """Draws ``reading trace.json: 43 %`` over itself on a terminal; elsewhere it draws nothing."""
+    """Shows and updates ``reading trace.json: 43%`` on a terminal; without a terminal it shows nothing."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ReadingLine:
         self._is_drawn = False
 
     def draw(self, bytes_read: int) -> None:
-        """Draw the share of the file that ``bytes_read`` are, if a few seconds have passed since the last time."""
+        """Update the line if ``_REDRAW_S`` have passed since the last update; ``bytes_read`` of the file were read."""
         if not self._is_terminal:
             return
         now_s = self._clock()
@@ -43,6 +43,6 @@ class ReadingLine:
         write_text(self._stream, f"{_LINE_START}reading {self._path.name}: {share:.0%}")
 
     def erase(self) -> None:
-        """Leave an empty line, in which the answer begins."""
+        """Erase the line, so that the answer begins there."""
         if self._is_drawn:
             write_text(self._stream, _LINE_START)

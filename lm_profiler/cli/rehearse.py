@@ -1,7 +1,7 @@
 """Rehearse a run on fake tensors to learn what memory and work each phase of its step needs.
 
-A rehearsal replaces code of torch, so it runs in a child process: ``start_rehearsal`` starts one, and ``wait_for_plan``
-waits for its answer.
+A rehearsal replaces functions of torch, so it runs in a child process: ``start_rehearsal`` starts the process, and
+``wait_for_plan`` waits for its answer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0  # seconds for all sizes of one call
 
-# of the time limit, for the steps of one size, where steps may differ
+# the share of the time limit that is spent on the steps of one size if steps may differ
 _STEPS_SHARE = 0.05
 
 # the Trainer options that affect a step on one device, besides its precision
@@ -78,16 +78,17 @@ STEP_OPTIONS = (
     "detect_anomaly",
 )
 
-# most batches of one step to rehearse: from the second on, gradients exist and each batch needs the same
+# The most batches of a step that are rehearsed: from the second on, gradients exist and each batch needs the same
+# memory.
 _BATCHES = 2
 
-# the total steps that a learning-rate schedule sees if the run ends with its stages; never reached
+# the number of steps that a learning-rate schedule sees if the run has no end of its own; it is never reached
 _STEPS = 10_000
 
-# the phases that occur once for each batch of a step
+# the phases that occur once per batch of a step
 _PHASES_OF_BATCHES = {"forward", "backward"}
 
-_UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
+_UNIT = 64  # tokens: the largest context is a multiple of this number if the run's own context is
 
 
 def _sizes(
@@ -96,9 +97,10 @@ def _sizes(
     own_size: Callable[[], int | None],
     largest: list[int],
 ) -> Sizes:
-    """Yield the run's own size, then more or less of what is ``maximized``, and receive the peak bytes of each.
+    """Yield the sizes to rehearse, and receive the peak bytes of each: a search for the largest size that fits.
 
-    ``largest`` gets the largest on a device of ``device_bytes``; ``own_size`` returns the run's own.
+    The first size is the run's own. ``maximized`` is varied, whose value in the run ``own_size`` returns. ``largest``
+    gets the largest value that fits into ``device_bytes``.
     """
     peak_bytes = yield Size()
     size = own_size()
@@ -123,10 +125,10 @@ def rehearse(
     device_bytes: int,
     enough_s: float = 1.0,
 ) -> Planned:
-    """Return what the run of ``cli`` needs on a ``gpu`` of that compute capability, or on the CPU (None).
+    """Return what the run of ``cli`` needs on a ``gpu`` of this compute capability, or on the CPU (None).
 
-    The plan holds the largest of what is ``maximized`` (``batch``, ``context`` or ``nothing``) on a device of that many
-    bytes. A module may raise anything, also because it reads the values of fake tensors.
+    The plan also has the largest ``batch`` or ``context``, as ``maximized`` says, that fits into ``device_bytes``. The
+    module may raise any exception, for example because it reads values of fake tensors.
     """
     world = FakeWorld(gpu)
     trainer = _trainer(cli, world)
@@ -143,11 +145,12 @@ def rehearse(
     if isinstance(data, FakeTokens):
         context_length = data.context_length
         strategy.rows = data.batch_size
-        data.batch_size = 1  # build one row only; the full batch may not fit
-    # The inputs of attention alone are parameters: another size needs another module.
+        # Only one row is built, because the full batch may not fit.
+        data.batch_size = 1
+    # The inputs of AttentionAlone are parameters, so another size would need another module.
     can_be_resized = not isinstance(model, AttentionAlone)
 
-    def own_size() -> int | None:  # known after the first step
+    def own_size() -> int | None:  # The size is known only after the first step.
         sizes = {"batch": strategy.samples, "context": context_length}
         return sizes.get(maximized) if can_be_resized else None
 
@@ -193,9 +196,9 @@ def rehearse(
 
 
 def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
-    """Run the verb and return why it ended early, None if it did not; raise if not even the first size was rehearsed.
+    """Run the verb and return why it ended early, or None; raise if not even the first size was rehearsed.
 
-    A later size, or a hook after training, may fail: earlier results count.
+    If a later size or a hook after training fails, the earlier results are still used.
     """
     cli.trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     arguments = {"return_predictions": False} if cli.verb == "predict" else {}
@@ -212,11 +215,13 @@ def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
             raise original from original.__cause__
         failure = reason_of(original)
     if not rehearsal.observed_steps:
-        raise UsageError("data: the loader has fewer batches than two steps need")
+        raise UsageError(
+            "data: expected a loader with batches for two steps, given fewer"
+        )
     return failure
 
 
-# bytes of a parameter, its gradient and each of its optimizer's states by the Trainer's precision
+# precision of the Trainer → bytes of a parameter, and of its gradient, and of each of its optimizer states
 _WIDTHS = {
     "64-true": 8,
     "32-true": 4,
@@ -225,13 +230,13 @@ _WIDTHS = {
     "16-true": 2,
     "bf16-true": 2,
 }
-_STATES = {"adamw": 2, "sgd": 0, "muon": 2}  # tensors as large as a parameter
+_STATES = {"adamw": 2, "sgd": 0, "muon": 2}  # optimizer → states per parameter
 
 
 def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
-    """Return a line if our own model's weights, gradients and optimizer states alone need more than the device has.
+    """Return a message if weights, gradients and optimizer states of the built-in model alone do not fit.
 
-    Batch, context and activations do not count, so nothing is built. None if they need less, or it is unknown.
+    Activations are not counted, so nothing has to be built. None if the run may fit, or if this is unknown.
     """
     model, trainer = cli.model, cli.trainer
     parameter_bytes = _WIDTHS.get(str(trainer.precision))
@@ -243,7 +248,7 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
         return None
     weights_bytes = model.config.num_parameters() * parameter_bytes
     bytes_by_part = {"parameters": weights_bytes}
-    # callbacks may freeze layers
+    # With callbacks this is unknown, because they may freeze layers.
     trains_all_layers = cli.verb == "fit" and cli.config.fit.trainer.callbacks is None
     if trains_all_layers:
         states = _STATES.get(model.optimizer_name, 0)
@@ -251,7 +256,7 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
         bytes_by_part["gradients"] = weights_bytes
         bytes_by_part["optimizer states"] = weights_bytes * states // ranks
         if model.optimizer_name == "muon":
-            # which keeps one state of each matrix of the blocks
+            # Muon has only one state per matrix of the blocks.
             config = model.config
             single_matrices = config.num_layers * (
                 config.matrix_parameters() - config.expert_parameters()
@@ -271,7 +276,7 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
 
 
 def _settings(cli: ProfilerCLI) -> dict[str, Any]:
-    """Return the options of the run that a plan quotes, without those that the run lacks or a user's module defines."""
+    """Return the options of the run that a plan shows, without options of a user's module."""
     is_our_model = isinstance(cli.model, (LanguageModel, AttentionAlone))
     settings: dict[str, Any] = {}
     for name in SETTINGS:
@@ -287,14 +292,14 @@ def _settings(cli: ProfilerCLI) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Why a run cannot be planned; with ``is_wrong_call``, ``fit`` would refuse it too."""
+    """The reason why a run cannot be planned; with ``is_wrong_call``, ``fit`` would refuse the run too."""
 
     reason: str
     is_wrong_call: bool = False
 
 
 def gpu_of(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of ``device`` for ``ask``; None for the CPU."""
+    """Return the compute capability of ``device``, or ``ANY_GPU`` if it is unknown; None for the CPU."""
     if device.type == "cpu":
         return None
     return compute_capability(device) or ANY_GPU
@@ -308,9 +313,9 @@ def start_rehearsal(
     limit_s: float = LIMIT_S,
     fresh: bool = False,
 ) -> Child[Planned | Unplanned]:
-    """Start to rehearse ``call``, its arguments or its parsed options, in a child process; see ``rehearse``.
+    """Start a rehearsal in a child process; the other arguments are those of ``rehearse``.
 
-    ``fresh`` takes a new interpreter instead of a fork.
+    ``call`` has the arguments of the call, or its parsed options. ``fresh`` starts a new interpreter instead of a fork.
     """
     rehearsal = partial(
         _plan_or_reason, call, gpu, maximized, device_bytes, _STEPS_SHARE * limit_s
@@ -319,7 +324,7 @@ def start_rehearsal(
 
 
 def wait_for_plan(rehearsal: Child[Planned | Unplanned]) -> Planned | Unplanned:
-    """Wait for the answer; a process that ends without one, or takes too long, gives ``Unplanned``."""
+    """Wait for the answer; if the process ends without one, or takes too long, return ``Unplanned``."""
     try:
         return rehearsal.answer()
     except NoAnswer as error:
@@ -333,12 +338,13 @@ def _plan_or_reason(
     device_bytes: int,
     enough_s: float,
 ) -> Planned | Unplanned:
-    """Rehearse in this process, the child; what the call raises is the reason why there is no plan."""
+    """Rehearse in this process, which is the child; if the call raises, return the reason why there is no plan."""
     try:
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
-        raise Unfit from None  # autograd does not work in a fork of a process that used it: see "Autograd and Fork"
-    prepare(gpu)  # before any code of the user runs
+        # Autograd does not work in a fork of a process that has used it (torch's documentation: "Autograd and Fork").
+        raise Unfit from None
+    prepare(gpu)  # This has to precede the user's code.
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
@@ -350,7 +356,7 @@ def _plan_or_reason(
 
 
 def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
-    """Return a Trainer with those of the user's options that affect a step on one device."""
+    """Return a Trainer with the user's options that affect a step on one device."""
     options = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**options, "accelerator": "auto"}, cli.verb)
     precision = str(options["precision"] or "32-true")
@@ -388,7 +394,7 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
 
 
 def _callbacks(cli: ProfilerCLI) -> list[Callback]:
-    """Return the user's callbacks and Lightning's that freeze layers; Lightning's others leave the module as it is."""
+    """Return the user's callbacks, and those of Lightning that freeze layers; others do not change the module."""
     callbacks = _instantiate(cli, "callbacks") or []
     if not isinstance(callbacks, list):
         callbacks = [callbacks]

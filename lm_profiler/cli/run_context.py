@@ -1,4 +1,4 @@
-"""The run of one call as the command line sees it: its folder, the record of a failure, its exit code, its ranks."""
+"""The run of one call of the command line: its folder, the record of a failure, its exit code, its ranks."""
 
 from __future__ import annotations
 
@@ -64,35 +64,35 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
-# seconds for ranks to end by themselves once this process's run is over
+# seconds in which ranks may end by themselves after the run of this process has ended
 _LEAVING_S = 5.0
-# seconds for ranks to write their progress after the signal to end
+# seconds in which ranks may write their progress after SIGTERM
 _WRITING_S = 20.0
 
 
 def local_rank() -> int:
-    """Return this process's number on its machine, as known before a Trainer exists."""
+    """Return the rank of this process on its machine, from the launcher's variable, before a Trainer exists."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 class RunContext:
-    """The command line's data about a run, which may fail before it begins. Nothing is on disk before ``begin``."""
+    """The command line's data about a run, which may fail before it begins. ``begin`` is the first to write files."""
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        # it writes the record once it is set up
+        # the callback, which writes the record once it is set up
         self.profiler: TrainingProfiler | None = None
         self.rank: int | None = None
-        self.folder: Path | None = None  # claimed by rank 0 alone
+        self.folder: Path | None = None  # only of rank 0, which claims it
         self._parent = Path(log_dir, launch.name)
         self._new_folders: list[Path] = []
 
     def begin(self, rank: int) -> None:
-        """Claim the run's folder if ``rank``, among all processes of the run, is 0.
+        """Claim the run's folder if ``rank``, counted over all processes of the run, is 0.
 
         Raises:
-            UsageError: the folder cannot be made.
+            UsageError: the folder cannot be created.
         """
         self.rank = rank
         if rank > 0:
@@ -109,7 +109,7 @@ class RunContext:
             ) from None
 
     def _begin_without_trainer(self) -> None:
-        """Claim the folder if no Trainer could be built; the launcher's variables give the rank."""
+        """Claim the folder if no Trainer was built; the rank is read from the launcher's variables."""
         if self.rank is not None:
             return
         rank_on_node = getattr(rank_zero_only, "rank", 0)
@@ -124,18 +124,18 @@ class RunContext:
         # The folder was claimed as a new one, so it holds only what this call has written.
         shutil.rmtree(self.folder)
         self.folder = None
-        # the parents that this call made, if they are empty
+        # Parent folders that this call created are removed too if they are empty.
         self._remove_new_folders()
 
     def _remove_new_folders(self) -> None:
         for folder in self._new_folders:
             with suppress(OSError):
-                # the folder was not made, or another run has begun in it
+                # It fails if the folder was not created, or if another run has begun in it.
                 folder.rmdir()
 
     @property
     def record(self) -> RunRecord | None:
-        """The record that the instruments wrote, here or in a process started for rank 0; None before they did."""
+        """The record that the instruments wrote, in this process or in that of rank 0; None if there is none yet."""
         if self.profiler is not None and self.profiler.record is not None:
             return self.profiler.record
         if self.folder is None or not _has_final_record(self.folder):
@@ -155,14 +155,14 @@ class RunContext:
         machine: Environment,
         model: ModelFacts | None,
     ) -> None:
-        """Record that the run was refused, the reason, on which machine, and for which module."""
+        """Write a record of the refused run: the reason, settings that would fit, the machine and the module."""
         failure = Failure(
             phase="setup", step=None, type="Refused", message=reason, remedies=remedies
         )
         self._record("refused", failure, environment=machine, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Whether ``error``, ours or Lightning's, came before the first step, which means a wrong call."""
+        """Return whether ``error``, which was raised before the first step, means that the call is wrong."""
         record = self.record
         has_begun = record is not None and record.status != "refused"
         return not has_begun and isinstance(
@@ -172,10 +172,10 @@ class RunContext:
     def on_exit(self, error: BaseException) -> int:
         """Return the exit code of a run that a signal or ``sys.exit`` ended.
 
-        An interrupt that came before there was a record of the run is recorded here.
+        If the run was interrupted before there was a record, the record is written here.
         """
         record = self.record
-        # Ctrl-C may come before there is a Trainer: the record then needs a folder
+        # If Ctrl-C came before there was a Trainer, the folder is not claimed yet, but the record needs it.
         self._begin_without_trainer()
         interrupt = interrupt_in(error)
         if interrupt is not None:
@@ -189,14 +189,14 @@ class RunContext:
         return error.code if isinstance(error.code, int) else FAILED
 
     def _record_early_interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        self._record("interrupted", _failure(interrupt))
+        self._record("interrupted", _failure_in_setup(interrupt))
         message = "interrupted before the first step"
         if self.folder is not None:
             message += f"; written to {relative_to_cwd(self.folder)}"
         print_message(message)
 
     def on_failure(self, error: Exception) -> int:
-        """Write the traceback, and a record if there is none yet; return the exit code."""
+        """Write the traceback, and a record if there is none; return the exit code."""
         self._begin_without_trainer()
         rank = self.rank or 0
         if isinstance(error, ProcessException):  # from a forked or spawned rank
@@ -206,9 +206,9 @@ class RunContext:
             self._record_rank_failure(rank, error)
         record = self.record
         if record is None:
-            self._record(status_of(error), _failure(error))
+            self._record(status_of(error), _failure_in_setup(error))
         if record is None or record.failure is None:
-            # otherwise the table at the run's end has printed it
+            # Otherwise the table at the end of the run has shown the failure.
             if rank:
                 print_message(f"rank {rank} failed: {error_text(error)}")
             elif record is None:
@@ -220,10 +220,10 @@ class RunContext:
         return INTERRUPTED if was_interrupted else FAILED
 
     def _write_traceback(self, error: Exception, rank: int) -> None:
-        """Write the traceback of ``error`` into the run's folder, without secrets, and print where."""
+        """Write the traceback of ``error``, without secrets, into the run's folder, and print its path."""
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is None or not folder.is_dir():
-            # a node without a shared disk may have none
+            # A node without a shared disk may not have the folder.
             return
         file_name = f"traceback.rank{rank}.txt" if rank else "traceback.txt"
         text = mask_text("".join(traceback.format_exception(error)))
@@ -232,20 +232,20 @@ class RunContext:
         print_message(f"traceback in {relative_to_cwd(path)}")
 
     def _record_rank_failure(self, rank: int, error: ProcessException) -> None:
-        """Record that ``rank``, which this process has started, has ended badly.
+        """Record the failure of ``rank``, which this process has started.
 
-        A rank that left no end was killed, and the other ranks ended because of that: also by the signal that torch
-        then sends them, which is not an interruption of the run.
+        A rank that left no file about its end was killed, and the other ranks ended because of that. The signal that
+        torch then sends them is not an interruption of the run.
         """
         folder = self.folder
         if folder is None:
             return
         ends = read_ends(folder)
-        failure = _failure(error).model_copy(
+        failure = _failure_in_setup(error).model_copy(
             update={"rank": rank, "host": platform.node()}
         )
         if not isinstance(error, ProcessExitedException):
-            # the rank raised, perhaps before it knew the folder
+            # The rank raised an exception, perhaps before it knew the folder.
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
             ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
@@ -266,12 +266,12 @@ class RunContext:
             )
 
     def _record(self, status: Status, failure: Failure, **facts: Any) -> None:
-        """Write the record of the run, with further ``facts``, unless there is one of how it ended."""
+        """Write the record of the run with further ``facts``, unless there already is one about how it ended."""
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
         if (folder / "run.json").exists():
-            # a rank began the record, and none could complete it
+            # A rank has begun the record, but none could complete it.
             unfinished = read_run(folder).model_copy(
                 update={"status": status, "failure": failure}
             )
@@ -287,14 +287,14 @@ class RunContext:
                 **facts,
             )
         record.write(folder / "run.json")
-        # The record is complete without HPARAMS, so a failure here is a note.
+        # The record is complete without HPARAMS, so a failure here is only noted.
         try_or_note(
             "HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), []
         )
 
 
 def _has_final_record(folder: Path) -> bool:
-    """Whether the folder holds a record of how the run ended; an ``unfinished`` one is not."""
+    """Return whether the folder has a record of how the run ended, which an ``unfinished`` one is not."""
     record = none_if_unreadable(read_run, folder)
     if record is None:
         return (folder / "run.json").exists()
@@ -302,15 +302,16 @@ def _has_final_record(folder: Path) -> bool:
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt that ``error`` is, or that Lightning turned into ``exit(1)``; None if there was none."""
+    """Return the interrupt that ``error`` is, or that Lightning turned into ``error``; None if there was none."""
     interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
     return interrupt if isinstance(interrupt, KeyboardInterrupt) else None
 
 
-def _failure(error: BaseException) -> Failure:
-    """Return ``error`` as the record's failure in the set-up."""
+def _failure_in_setup(error: BaseException) -> Failure:
+    """Return ``error`` as a failure in the set-up, for the record."""
     type_name, message = type(error).__name__, first_line(error)
-    if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
+    if isinstance(error, ProcessRaisedException):
+        # Its text is the traceback of the rank.
         last_line = mask_text(str(error)).rstrip().splitlines()[-1]
         type_name, _, message = last_line.partition(": ")
     return Failure(
@@ -319,27 +320,27 @@ def _failure(error: BaseException) -> Failure:
 
 
 class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
-    """Lightning's multiprocessing launcher, whose ranks end as ranks of the command line do.
+    """Lightning's multiprocessing launcher, with ranks that end in the same way as ranks of the command line.
 
-    Lightning calls ``on_exception`` only in the process that called the launcher, where no step runs.
+    Lightning itself would call ``on_exception`` only in the process that called the launcher, where no step runs.
     """
 
     def _wrapping_function(
         self, process_idx: int, trainer: Trainer | None, *args: Any
     ) -> None:
-        """Run the function of a rank; if it fails, Lightning's callbacks are notified and the rank's group ends."""
+        """Run the function of a rank; if it fails, notify our callback; in any case leave the process group."""
         with quiet(), handled({signal.SIGTERM: terminate}):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
                 for number in (signal.SIGTERM, signal.SIGINT):
-                    # this rank is ending already
+                    # This rank is already ending.
                     signal.signal(number, signal.SIG_IGN)
                 for callback in getattr(trainer, "callbacks", ()):
                     if trainer is not None and isinstance(callback, TrainingProfiler):
                         callback.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
-                    # torch would end the rank as if it had succeeded
+                    # Torch would end the rank with exit code 0.
                     sys.exit(INTERRUPTED)
                 raise
             finally:
@@ -347,7 +348,7 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
 
 
 def replace_launcher(trainer: Trainer) -> None:
-    """Replace ``trainer``'s multiprocessing launcher, if it has one, by ``RankLauncher``."""
+    """Replace the multiprocessing launcher of ``trainer``, if it has one, by a ``RankLauncher``."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
     if type(launcher) is not LAUNCHER.find_or(None):
         return
@@ -367,17 +368,18 @@ def end_ranks(
     terminate_first: bool = False,
     leaving_s: float = _LEAVING_S,
 ) -> None:
-    """Wait for the ranks that Lightning started, and kill those that do not end.
+    """Wait for the ranks that Lightning started, and kill those that do not end in time.
 
-    ``terminate_first`` asks them to end, by SIGTERM, and gives them the time to write their progress.
+    With ``terminate_first`` they get SIGTERM first, and time to write their progress.
     """
     has_group = distributed.is_available() and distributed.is_initialized()
     if has_group and distributed.get_backend() == "gloo":
-        leave_group()  # ranks that wait for this one see that it has gone; NCCL would wait for the others
+        # Ranks that wait for this one notice that it has left. With NCCL, leaving would wait for the other ranks.
+        leave_group()
     launcher = trainer.strategy.launcher if trainer is not None else None
     processes = getattr(launcher, "procs", [])
     children = list(processes)
-    processes.clear()  # otherwise Lightning's observer kills this process too once one of them fails
+    processes.clear()  # Otherwise Lightning's observer would kill this process too if one of them fails.
     limit_s = _WRITING_S if terminate_first else leaving_s
     deadline = time.monotonic() + limit_s
     try:

@@ -1,4 +1,4 @@
-"""The environment of a call: streams, variables that must be numbers, libraries that log. Imports no torch."""
+"""The environment of a call: streams, environment variables, ports, logging of libraries. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from lm_profiler.measure.boundary import print_message
 from lm_profiler.usage_error import UsageError, expect
 
-# the variables that Lightning reads as numbers, some of them while it is imported
+# variables that Lightning converts to numbers, some of them during its import
 _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
     *(
@@ -29,8 +29,8 @@ _LEVELS = {
     "lightning.pytorch": logging.ERROR,
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
-    "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends after one failed
-    "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user requested
+    "torch.multiprocessing.spawn": logging.ERROR,  # It would list the ranks that it ends after one has failed.
+    "lightning.pytorch.profilers": logging.INFO,  # A profiler that the user requested logs its report here.
 }
 _ADVICE = (
     r"GPU available but not used",
@@ -39,7 +39,7 @@ _ADVICE = (
 
 
 def replace_unprintable() -> None:
-    """Print characters that a stream's encoding lacks as ``?``."""
+    """Make stdout and stderr print ``?`` for characters that their encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(
             stream, "reconfigure"
@@ -48,7 +48,7 @@ def replace_unprintable() -> None:
 
 
 def all_printed() -> bool:
-    """Whether all output was written; a reader such as ``head`` that closes the pipe is no error."""
+    """Flush stdout and return whether all output was written; a reader that closes the pipe, like head, is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -57,7 +57,7 @@ def all_printed() -> bool:
         mute()
         print_message(f"stdout: {error.strerror}")
         return False
-    except ValueError:  # the caller closed it
+    except ValueError:  # The caller has closed stdout.
         pass
     return True
 
@@ -69,12 +69,12 @@ def mute() -> None:
 
 
 def check_variables() -> None:
-    """Raise UsageError for a rank that is not a number: importing Lightning would end in a traceback."""
+    """Raise UsageError for a variable that is not a number, because importing Lightning would then raise."""
     for name in _RANKS:
         value = os.environ.get(name, "0")
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) is None:
             raise UsageError(
-                f"{name}: expected a number in this variable, given {value[:100]!r}; unset it"
+                f"{name}: expected a number in this environment variable, given {value[:100]!r}; unset it"
             )
 
 
@@ -86,9 +86,9 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Lightning's tips, its advice on our own Trainer, and the deprecations of its own calls.
+    """Silence Lightning's tips, its advice on our Trainer, and deprecations in its own code.
 
-    Its other warnings stay: a user's ``warn(..., stacklevel=2)`` in a hook is attributed to Lightning's module too.
+    Other warnings are not silenced: a user's ``warn(..., stacklevel=2)`` in a hook is attributed to Lightning's module.
     """
     from lightning.fabric.utilities.warnings import PossibleUserWarning
 
@@ -109,7 +109,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_port() -> int:
-    """Return MASTER_PORT, 0 if it is not set; raise UsageError if it is not a port, or taken."""
+    """Return MASTER_PORT, or 0 if it is not set; raise UsageError if it is not a port, or is in use."""
     text = os.environ.get("MASTER_PORT", "0")
     is_port = text.isdecimal() and int(text) < 1 << 16
     expect(is_port, "MASTER_PORT", "a port", text)
@@ -118,14 +118,14 @@ def check_port() -> int:
         socket.create_server(("", port)).close()
     except OSError:
         raise UsageError(
-            f"MASTER_PORT: expected a free port, given {text}, which is taken; unset it"
+            f"MASTER_PORT: expected a free port, given {text}, which is in use; unset it"
         ) from None
     return port
 
 
 def warn_of_shared_cores(processes: int, cores: int, activity: str) -> None:
-    """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
+    """Print a line if more ``processes`` compute on the CPU than it has ``cores``."""
     if processes > cores:
         print_message(
-            f"{processes} processes share {cores} cores: waiting for a core counts as time of {activity}"
+            f"{processes} processes share {cores} cores: the time of {activity} includes waiting for a core"
         )

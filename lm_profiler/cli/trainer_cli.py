@@ -1,4 +1,4 @@
-"""The command line of the Trainer's verbs: a LightningCLI that always adds the instruments."""
+"""The command line of the Trainer's verbs: a LightningCLI whose Trainer always has the instruments."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _LIBRARIES = {
 # options of the Trainer's methods rather than of its constructor
 _METHOD_OPTIONS = ("ckpt_path", "weights_only")
 
-# what Lightning, torch and our own classes raise for wrong options
+# the exceptions that Lightning, torch and our own classes raise for wrong options
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
-# Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
+# Lightning creates a list entry and a process for each device, so a mistyped number could exhaust the machine.
 _MAX_DEVICES = 1024
-# in a config as JSON
+# the package of each class and function that a config names, in the config as JSON
 _NAMED_PACKAGE = re.compile(
     r'"class_path": ?"(\w+)|"(?:attention|optimizer)": ?"(\w+)[\w.]*:'
 )
@@ -82,10 +82,10 @@ class EventsLogger(TensorBoardLogger):
 
 
 class ProfilerCLI(OptionsCLI):
-    """A LightningCLI whose Trainer always carries the instruments.
+    """A LightningCLI whose Trainer always has the instruments.
 
-    The constructor reads the arguments, ``begin`` builds the Trainer, and ``run_verb`` builds data and model and runs.
-    So a wrong option of the Trainer is refused before a model is built.
+    The constructor parses the arguments, ``begin`` builds the Trainer, and ``run_verb`` builds data and model and runs
+    them. So a wrong option of the Trainer is refused before a model is built.
     """
 
     def __init__(self, call: Call) -> None:
@@ -97,7 +97,7 @@ class ProfilerCLI(OptionsCLI):
     def __reduce__(
         self,
     ) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
-        # another process parses the arguments again
+        # Another process recreates the object by parsing the arguments again.
         return _parse_again, (self.call.arguments,)
 
     def _launch(self) -> Launch:
@@ -136,7 +136,7 @@ class ProfilerCLI(OptionsCLI):
             check_launch(trainer)
         except (*OPTION_ERRORS, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "SLURM" not in str(error):
-                raise  # Lightning raises RuntimeError for wrong SLURM variables, others are the user's
+                raise  # Lightning raises RuntimeError for wrong SLURM variables; others come from the user's code.
             raise trainer_error(_cause(error), options) from error
         self.trainer = trainer
         skip_teardown(trainer)
@@ -145,7 +145,7 @@ class ProfilerCLI(OptionsCLI):
         self._claim_folder(trainer)
 
     def _print_size(self) -> None:
-        """Print what the size of our own model means, if that is not clear from its name."""
+        """Print lines about the size of the built-in model, if the name of the size is ambiguous."""
         model = self._get(self.config, "model")
         if model is None or not str(model.class_path).startswith("lm_profiler."):
             return
@@ -156,7 +156,7 @@ class ProfilerCLI(OptionsCLI):
 
     @property
     def check_memory(self) -> bool | None:
-        """Whether to rehearse the run (True), to estimate what it holds (None), or to do neither (False)."""
+        """Whether to rehearse the run (True), to estimate its memory (None), or to do neither (False)."""
         return self._get(self.config, "check_memory")  # type: ignore[no-any-return]
 
     def run_verb(self) -> None:
@@ -180,13 +180,13 @@ class ProfilerCLI(OptionsCLI):
         arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
-            # stored predictions would fill the memory
+            # Lightning would keep all predictions in memory.
             arguments["return_predictions"] = False
         self.context.add_launch_facts(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
     def _claim_folder(self, trainer: Trainer) -> None:
-        """Claim the folder of the run; the Trainer gives this process's rank, however the ranks were started."""
+        """Claim the folder of the run. The Trainer knows the rank of this process, independent of the launcher."""
         context = self.context
         replace_launcher(trainer)
         context.begin(trainer.global_rank)
@@ -197,7 +197,7 @@ class ProfilerCLI(OptionsCLI):
             version = None
             if context.folder is not None:
                 version = int(context.folder.name.rpartition("_")[2])
-            # With a default metric TensorBoard would show no other HPARAMS.
+            # With Lightning's default metric, TensorBoard would show no other HPARAMS.
             trainer.logger = EventsLogger(
                 log_dir, context.launch.name, version, default_hp_metric=False
             )
@@ -211,7 +211,7 @@ class ProfilerCLI(OptionsCLI):
         config = self._get(self.config_init, "trainer")
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            # the logger needs the folder, which is not claimed yet
+            # The logger needs the folder, which is claimed later.
             kwargs["logger"] = False
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
@@ -270,9 +270,10 @@ class ProfilerCLI(OptionsCLI):
 
 
 def _runs_only_our_code(config: Mapping[str, Any], text: str) -> bool:
-    """Whether module and data are ours, and all other classes that the config names are ours, Lightning's or torch's.
+    """Return whether no code of the user is run.
 
-    ``text`` is the config as JSON.
+    That is so if module and data are ours, and all other classes that the config names are ours, Lightning's or
+    torch's. ``text`` is the config as JSON.
     """
     for key in DEFAULT_CLASSES:
         if config[key] is not None and not _is_in_package(
@@ -290,22 +291,23 @@ def _is_in_package(class_path: object, package: str) -> bool:
 
 
 def skip_teardown(trainer: Trainer) -> None:
-    """Keep ``trainer``'s teardown from copying optimizer states and gradients to the host (``Strategy.teardown``).
+    """Prevent ``Strategy.teardown`` from copying optimizer states and gradients to the host.
 
-    With AdamW in float32 they are 12 of 16 bytes per parameter: for xl 24 GB, more than many hosts have free, and
-    the copy takes longer than the run. A user's module is still copied: its last hooks may expect it on the CPU.
+    With AdamW in float32 they are 12 of 16 bytes per parameter. For xl that is 24 GB, more than many hosts have free,
+    and copying takes longer than the run. A user's module is still copied, because its last hooks may expect it on the
+    CPU.
     """
     trainer.strategy.teardown = partial(_tear_down, trainer.strategy)  # type: ignore[method-assign]
 
 
 def _tear_down(strategy: Strategy) -> None:
-    """Tear the strategy down, without its optimizers and without a user's own ``teardown``."""
+    """Tear the strategy down as its class does, but without its optimizers."""
     optimizers = strategy.optimizers
     strategy.optimizers = []
     try:
         module = strategy.lightning_module
         if module is not None:
-            # not a user's override, which expects to be called in a step
+            # A user's override of ``zero_grad`` may expect to be called in a step.
             Module.zero_grad(module)
         type(strategy).teardown(strategy)
     finally:
@@ -318,7 +320,7 @@ def _parse_again(arguments: Sequence[str]) -> ProfilerCLI:
 
 
 def _cause(error: Exception) -> Exception:
-    """Return the exception that the class itself raised; the parser wraps it in a list of all types of the option."""
+    """Return the exception that a class raised; the parser raises its own exception from it."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
@@ -326,10 +328,10 @@ def _cause(error: Exception) -> Exception:
 
 
 def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
-    """Raise UsageError for Trainer options that cannot work here and that Lightning reports badly or not at all."""
+    """Raise UsageError for Trainer options that cannot work here, whose errors Lightning reports unclearly or late."""
     if options["barebones"]:
         raise UsageError(
-            "trainer.barebones: expected false, given true; without hooks there is nothing to measure"
+            "trainer.barebones: expected false, given true; without hooks nothing can be measured"
         )
     strategy = options["strategy"]
     if isinstance(strategy, str) and "." in strategy:
@@ -378,7 +380,7 @@ def _check_accelerator(accelerator: str) -> None:
 
 
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
-    """Return Lightning's message as one line, followed by the Trainer options that it names and their given values."""
+    """Return Lightning's message on one line, followed by the values of the Trainer options that it names."""
     message = str(error)
     if isinstance(error, UsageError) or "\n  " in message:  # ours, or the parser's
         return wrong_call(error, prefix="trainer")
@@ -395,9 +397,9 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
 
 
 def check_launch(trainer: Trainer) -> None:
-    """Raise UsageError if the number of launched processes is not the number that this Trainer expects.
+    """Raise UsageError if the number of launched processes differs from the number that this Trainer expects.
 
-    Lightning does not check this in time: two processes under torchrun with ``devices=1`` become two separate runs.
+    Lightning does not check this: two processes under torchrun with ``devices=1`` would become two separate runs.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None and TorchElasticEnvironment.detect():
@@ -412,7 +414,7 @@ def check_launch(trainer: Trainer) -> None:
             type(environment) is LightningEnvironment
             and not environment.creates_processes_externally
         ):
-            check_port()  # torch would report it only in a traceback
+            check_port()  # Torch would report a port that is in use only in a traceback.
             if trainer.strategy.root_device.type == "cpu":
                 warn_of_shared_cores(trainer.num_devices, cpu_cores(), "the step")
     elif (
@@ -421,17 +423,15 @@ def check_launch(trainer: Trainer) -> None:
     ):
         tasks = os.environ["SLURM_NTASKS"]
         print_message(
-            f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1"
+            f"SLURM has {tasks} tasks: each is a separate run, because --trainer.devices and --trainer.num_nodes are 1"
         )
 
 
 def _check_torchrun(environment: TorchElasticEnvironment, trainer: Trainer) -> None:
     """Raise UsageError unless torchrun started as many processes as the Trainer has devices."""
-    processes, devices, nodes = (
-        environment.world_size(),
-        trainer.num_devices,
-        trainer.num_nodes,
-    )
+    processes = environment.world_size()
+    devices = trainer.num_devices
+    nodes = trainer.num_nodes
     if processes == devices * nodes:
         return
     on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
@@ -445,14 +445,14 @@ def _check_torchrun(environment: TorchElasticEnvironment, trainer: Trainer) -> N
 def check_together(
     model: LightningModule, data: object, trainer: Trainer, verb: Verb
 ) -> None:
-    """Raise UsageError for options of model and data with which this Trainer would fail in or before its first step."""
+    """Raise UsageError for options of model and data with which this Trainer would fail before its second step."""
     if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
         raise UsageError(
             f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null"
         )
     if isinstance(trainer.strategy, WrappedDDP):
-        trainer.strategy.wrapper_class  # noqa: B018  # it refuses a class that is no wrapper
+        trainer.strategy.wrapper_class  # noqa: B018  # The property raises for a class that is not a wrapper.
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
@@ -467,7 +467,7 @@ def check_together(
 
 
 def check_optimizer_of(model: LightningModule, verb: Verb) -> None:
-    """Raise UsageError if a user's optimizer takes other steps than torch's of its name."""
+    """Raise UsageError if a user's optimizer updates parameters differently from torch's optimizer of its name."""
     if not isinstance(model, LanguageModel) or verb != "fit":
         return
     try:
@@ -481,8 +481,8 @@ def check_attention_of(
 ) -> float | None:
     """Compare a user's attention function with the definition, on the run's device and in its dtype.
 
-    Returns the seconds that its first call took beyond its second one, without those of torch.compile: kernels that
-    tune themselves do so there. None if nothing was checked, or if the time of torch.compile is unknown.
+    Return the additional seconds of its first call over its second one, without those of torch.compile: kernels with
+    autotuning tune themselves there. None if nothing was checked, or if the time of torch.compile is unknown.
 
     Raises:
         UsageError: its results are wrong.
@@ -496,7 +496,7 @@ def check_attention_of(
     bits, _, mode = str(trainer.precision).partition("-")
     dtype = _DTYPES.get(bits, torch.float32)
     if mode == "mixed" and isinstance(model, AttentionAlone):
-        # its Q, K and V are parameters, which stay as they are
+        # Its Q, K and V are parameters, whose dtype mixed precision does not change.
         dtype = torch.float32
     device = trainer.strategy.root_device
     is_causal = getattr(model, "is_causal", True)

@@ -1,4 +1,4 @@
-"""Read the options of the Trainer's verbs with LightningCLI, without building anything; their help and errors."""
+"""The options of the Trainer's verbs: LightningCLI parses them here, without building anything; help and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
 
-# Lightning's name of each verb's data, and of the hook that brings it
+# verb → Lightning's name of its data; ``LOADERS`` has the hook that returns the data's loader
 LOOPS: dict[Verb, str] = {
     "fit": "train",
     "validate": "val",
@@ -56,22 +56,23 @@ INSTRUMENTS = {
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
-# words that Lightning resolves itself
+# values of ``ckpt_path`` that Lightning resolves itself
 _CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 
 
 class Parser(LightningArgumentParser):
-    """A parser that reports errors in a line or two, without the usage text."""
+    """A parser that reports errors in one or two lines, without the usage text."""
 
     def __init__(self, **options: Any) -> None:
-        # An abbreviation would turn a misspelt option into another one.
+        # If abbreviations were allowed, a misspelt option could become another option.
         super().__init__(**{"allow_abbrev": False, "add_help": False, **options})
         self.add_argument("-h", "--help", action=_Help, nargs="?", choices=["all"])
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise UsageError with the parser's ``message`` in our words, and the nearest names of options."""
-        # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
+        """Raise UsageError with the parser's ``message`` in our words, and similar names of options."""
+        # For an option in a config file, jsonargparse calls the method of the outer parser, which does not have the
+        # options of the verb.
         parsers: list[Any] = [self]
         if self._subcommands_action is not None:
             parsers += self._subcommands_action.choices.values()
@@ -85,7 +86,7 @@ class Parser(LightningArgumentParser):
 
 
 class _Help(Action):
-    """The action of ``--help``: print the most used options, or all, and end the call."""
+    """The action of ``--help``: print the most used options, or all of them, and exit."""
 
     def __init__(self, **options: Any) -> None:
         text = "Print the most used options, or all of them, and exit."
@@ -94,11 +95,11 @@ class _Help(Action):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        """Print the first options, or all of them for ``--help all``, and end the process."""
+        """Print the most used options, or all of them for ``--help all``, and exit."""
         if values is None:
             print(FIRST_OPTIONS.format(verb=parser.usage.split()[1]), end="")
         else:
-            # jsonargparse shows the options of model and data only for `--model.help CLASS`
+            # jsonargparse would show the options of model and data only for `--model.help CLASS`.
             class_parser = ArgumentParser(add_help=False, usage=SUPPRESS)
             class_parser.add_class_arguments(LanguageModel, "model")
             class_parser.add_class_arguments(FakeTokens, "data")
@@ -111,12 +112,12 @@ class _RunOptions:
     """The options of a run as a whole.
 
     Args:
-        name: Name of the run; the config file's if not given.
+        name: Name of the run; if not given, that of the config file.
         log_dir: Folder of all runs.
-        check_memory: Rehearse the run before it is built, on tensors without data, and refuse a run that cannot fit;
-            the module's code runs once more. If not given, refuse only a run of our own module whose weights, gradients
-            and optimizer states alone are too large. If false, refuse none.
-        peak_tflops: Dense peak of one device in TFLOP/s, if the built-in table does not have it.
+        check_memory: Before the run is built, rehearse it on tensors without data, and refuse it if it cannot fit into
+            memory; this runs the module's code once more. If not given, refuse only a run of the built-in model whose
+            weights, gradients and optimizer states alone are too large. If false, refuse no run.
+        peak_tflops: Dense peak of one device in TFLOP/s, if the built-in table does not have the device.
     """
 
     name: str | None = None
@@ -146,7 +147,7 @@ class OptionsCLI(LightningCLI):
             and call.should_leave_out_data()
         )
         super().__init__(
-            save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
+            save_config_callback=None,  # A Callback costs microseconds per step, and the config is saved elsewhere.
             trainer_defaults={
                 "devices": 1,
                 "max_epochs": -1,
@@ -159,7 +160,7 @@ class OptionsCLI(LightningCLI):
             parser_kwargs={str(verb): {"usage": f"lm_profiler {verb} [options]"}},
             parser_class=Parser,
             auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
+            load_from_checkpoint_support=False,  # The record has the config, so checkpoints do not need it.
             args=call.parser_arguments(self._class_paths, leave_out_data),
         )
         self.verb = verb
@@ -169,21 +170,23 @@ class OptionsCLI(LightningCLI):
                 print_message(line)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
-        """Return the call's verb, whose parser takes 0.05 s, and its arguments that are not options."""
+        """Return only the verb of the call, with the arguments of its method that are not options.
+
+        The parser of each further verb would take 0.05 s.
+        """
         verb = self.call.arguments[0]
-        # see run_verb; ours
-        return {
-            verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}
-        }
+        # ``run_verb`` sets the first, and the second is an option of ours.
+        further_arguments = {"return_predictions", "verbose"}
+        return {verb: LightningCLI.subcommands()[verb] | further_arguments}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add our options before the Trainer's many, so that the help shows them first."""
+        """Add our options before the many options of the Trainer, so that the help shows them first."""
         for action in parser._actions:
             if action.dest == "config":
                 configs = ", ".join(shipped_configs())
                 action.help = f"A YAML file of options, or one that comes with the package: {configs}."
         parser.add_class_arguments(_RunOptions, as_group=False)
-        text = "Print all figures at the end, as `lm_profiler report` of the run does."
+        text = "Print all figures at the end, as `lm_profiler report` does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, options_class in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(options_class, key)
@@ -197,18 +200,19 @@ class OptionsCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         groups = parser.groups or {}
         for key, our_class in DEFAULT_CLASSES.items():
-            # set first: if the class changes later, jsonargparse keeps the values of options that both classes have
+            # The class is set before its options. If it were set later, jsonargparse would keep the values of options
+            # that both classes have.
             parser.set_defaults(
                 {key: {"class_path": self._class_paths.get(key, our_class)}}
             )
-            groups[key].title = f"The {key}; the options of {our_class} are at the end"
+            groups[key].title = f"The {key}. The options of {our_class} are at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args`` instead of ``sys.argv``."""
         self.config = parser.parse_args(args)
         options = self.config[self.config["subcommand"]]
         for key in (*INSTRUMENTS, *_OFFERED, "trainer"):
-            # jsonargparse accepts any value for a whole section of a file
+            # In a file, jsonargparse accepts any value for a whole section.
             section = options.get(key)
             if not isinstance(section, Namespace):
                 raise UsageError(
@@ -216,9 +220,9 @@ class OptionsCLI(LightningCLI):
                 )
 
     def _check_required(self, classes: Mapping[str, type]) -> None:
-        """Raise UsageError if the call gives no value to a parameter of model or data that has no default.
+        """Raise UsageError if a parameter of model or data without a default gets no value from the call.
 
-        jsonargparse would pass None, because the class is the default of its option.
+        jsonargparse would pass None for it, because the class is the default of its option.
         """
         options = self.config[self.config["subcommand"]]
         for key, cls in classes.items():
@@ -242,19 +246,19 @@ class OptionsCLI(LightningCLI):
         return config.get(str(self.subcommand), config).get(key, default)
 
     def instantiate_classes(self) -> None:
-        """Build nothing; LightningCLI's constructor calls this."""
+        """Do nothing: LightningCLI's constructor calls this, but classes are built later."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing; LightningCLI's constructor calls this."""
+        """Do nothing: LightningCLI's constructor calls this, but the verb is run later."""
 
     def _parse_ckpt_path(self) -> None:
-        """Read the checkpoint that ``ckpt_path`` names; raise UsageError if it is none."""
+        """Read the checkpoint that ``ckpt_path`` names; raise UsageError if it is not a checkpoint."""
         options = self.config[self.config["subcommand"]]
         path = str(options.get("ckpt_path") or "best")
         is_local_file = path not in _CHECKPOINT_WORDS and ":" not in path
         if is_local_file and not Path(path).exists():
             raise UsageError(
-                f"ckpt_path: {path[:200]} does not exist; give the file of a checkpoint"
+                f"ckpt_path: {path[:200]} does not exist; name the file of a checkpoint"
             )
         try:
             super()._parse_ckpt_path()
@@ -265,7 +269,10 @@ class OptionsCLI(LightningCLI):
 
 
 def required_parameters(cls: type) -> list[str]:
-    """Return the parameters of a class's constructor without a default, those of its bases included if it takes any."""
+    """Return the parameters without a default of a class's constructor.
+
+    Those of its bases are included as far as the constructors accept any keyword arguments.
+    """
     required: dict[str, bool] = {}
     for base in cls.__mro__:
         constructor = vars(base).get("__init__")
@@ -286,13 +293,13 @@ def required_parameters(cls: type) -> list[str]:
 
 
 def _brings_data(module_class: type | None, loader: str) -> bool:
-    """Whether a LightningModule defines the hook ``loader`` itself."""
+    """Return whether a LightningModule defines the hook ``loader`` itself."""
     hook = getattr(module_class, loader, None)
     return hook is not None and hook is not getattr(LightningModule, loader)
 
 
 def _import_class(path: str, key: str) -> type | None:
-    """Return the class at the import path ``path``; None for anything else, which the parser reports."""
+    """Return the class at the import path ``path``; None if there is none, which the parser will report."""
     module_name, _, name = path.rpartition(".")
     if not module_name:
         return None
@@ -319,7 +326,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    # The fault is in the innermost file of the user, not in the installed packages that it calls.
+    # The error is attributed to the innermost file of the user, not to the installed packages that it calls.
     not_of_user = ("<frozen", __file__, sys.prefix, sys.base_prefix)
     user_frames = []
     for frame in frames:

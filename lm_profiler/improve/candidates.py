@@ -1,7 +1,7 @@
 """The options of ``improve``, and the changes that it tries, with the most that each could save.
 
-The most that a change could save is read from the first setting's run, from the terms of its waterfall or else from its
-phases: a change saves no more time than the part that it changes takes.
+A change saves at most the time of the part that it changes. This ceiling is read from the first setting's run: from the
+terms of its waterfall, or else from its phases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lm_profiler.record.calls import check_folder_name, config_file
 from lm_profiler.record.entry import Entry
 from lm_profiler.usage_error import UsageError
 
-# The most values of ``--try``. A process checks the call of each before anything runs: 100 take half a minute.
+# The most values of ``--try``. Before anything runs, a process checks the call of each value: 100 take half a minute.
 MOST_VALUES = 100
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -47,20 +47,21 @@ class ImproveRequest:
     """Try changes that may make a training step faster, prove which do, and write the best setting to a file.
 
     Each change is compared with the setting without it, in fresh processes that alternate, until it is clear which is
-    faster. A winner stays, and the rest is tried on top of it. The same command resumes an interrupted search.
+    faster. An accepted change is kept, and the others are tried on top of it. The same command resumes an interrupted
+    search.
 
     Args:
         file: YAML with any of these options.
         config: Config of the run to improve, or the name of one that comes with the package, such as demo.
-        try_: Values of an option to try too, as in --try.data.num_workers 0,2,4.
-        only: Try only the changes of --try.
+        try_: Further values of an option to try, as in --try.data.num_workers 0,2,4.
+        only: Try only the changes that --try names.
         budget: Time for all runs, such as 90s, 10m or 1h.
-        global_batch: keep the samples of a step when the batch changes, or leave them free.
-        accept_numerics: Accept a faster setting even if its numbers are off.
-        name: Name of the improvement; if not given, the config's name and _improve.
+        global_batch: keep accepts only changes with the same number of samples per step; free allows any number.
+        accept_numerics: Accept a faster setting even if its losses or gradients differ.
+        name: Name of the search; if not given, the config's name followed by _improve.
         log_dir: Folder of all runs.
         format: terminal, or json, with progress on stderr.
-        options: Options of fit, for every run.
+        options: Options of fit for every run.
         command: The whole call.
     """
 
@@ -84,7 +85,7 @@ class ImproveRequest:
         if not self.name:
             object.__setattr__(self, "name", self._default_name())
         check_folder_name(self.name, self.log_dir)
-        _ = self.budget_s  # raises for a text that is no time
+        _ = self.budget_s  # raises UsageError if the text is not a time
         if self.only and not self.try_:
             raise UsageError(
                 "only: expected changes to try, given none; add for example --try.data.num_workers 0,2"
@@ -163,13 +164,13 @@ def requested_candidates(
     offered: Sequence[Candidate],
     option: Callable[[str], Any],
 ) -> list[Candidate]:
-    """Return a candidate for each value that a user ``requested`` for an option, except those that the run has.
+    """Return a candidate for each value that a user ``requested`` for an option, except the values that the run has.
 
-    An ``offered`` candidate with the same options is taken unchanged, with its ceiling. Another value of its options
-    takes group and ``may_change`` from there. Those of workers are known even if no candidate offers them.
-    ``option`` returns the run's value of an option.
+    If an ``offered`` candidate has the same options, it is used with its ceiling. Another value of such an option gets
+    the group and the ``may_change`` of the offered candidate. For the number of workers these are known even if no
+    candidate is offered. ``option`` returns the run's value of an option.
     """
-    # group and ``may_change``, by option
+    # option → group and ``may_change``
     templates: dict[str, tuple[str, str | None]] = {}
     for workers_option in WORKERS:
         templates[workers_option] = ("num_workers", BY_WORKERS)
@@ -183,11 +184,11 @@ def requested_candidates(
     for name, texts in requested.items():
         for text in texts:
             options = _needed_options(name, option) | {name: text}
-            is_run_as_it_is = all(
+            run_has_these_values = all(
                 _is_text_of(new_text, option(path))
                 for path, new_text in options.items()
             )
-            if is_run_as_it_is:
+            if run_has_these_values:
                 continue
             equal_candidates = [
                 candidate for candidate in offered if candidate.options == options
@@ -204,7 +205,7 @@ def requested_candidates(
 
 
 def _needed_options(name: str, option: Callable[[str], Any]) -> dict[str, str]:
-    """Return the options without which the option ``name`` has no effect: a mode of compilation needs compilation."""
+    """Return the options without which ``name`` has no effect: a mode of torch.compile needs compilation."""
     compile_option = name.removesuffix("_mode")
     if name.endswith(".compile_mode") and option(compile_option) is False:
         return {compile_option: "true"}
@@ -228,7 +229,7 @@ def refuse_small(
     reason = f"less than {margin:.0%} of the step could be saved"
     checked = []
     for candidate in candidates:
-        # A candidate without a ceiling is tried: nothing is known against it.
+        # A candidate without a known ceiling is tried.
         saves_too_little = (
             candidate.ceiling_s is not None and candidate.ceiling_s < least_s
         )

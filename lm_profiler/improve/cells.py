@@ -1,7 +1,7 @@
 """Run the cells that a search requests, each in its own process, and read what they measured.
 
-A cell is identified by a setting and a number, not by who requested it. So a search that was killed asks for the same
-cells again, and those that have run are read from their folders.
+A cell is identified by a setting and a number, not by the comparison that requested it. A search that was killed
+requests the same cells again, and cells that have run are read from their folders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import safe_name
 
-# options of cells that are only timed: they leave out all stages after the measured steps
+# options of cells that are only timed: no stages after the measured steps
 _TIMED = {
     "actions.steps": "0",
     "memory.steps": "0",
@@ -32,7 +32,7 @@ _TIMED = {
 }
 # options of cells whose losses and gradients are compared
 _AUDITED = {"numerics.audit": "true", "numerics.losses": "10"}
-# an option for a setting that fitted before: planning it again takes a fifth of a cell's time
+# the option for a setting that has already fitted into memory: planning it again would take a fifth of a cell's time
 _NOT_REHEARSED = {"check_memory": "false"}
 
 _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by default (``prefetch_factor``)
@@ -40,14 +40,14 @@ _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by de
 
 @dataclass(frozen=True)
 class CellCalls:
-    """Makes the calls of an improvement's cells.
+    """Makes the cells of a search.
 
-    Each is ``call``, that of the first setting, plus the options and the instruments of the cell.
+    The call of a cell is ``call``, that of the first setting, with the options and the instruments of the cell.
     """
 
     folder: Path  # of all runs
     call: Sequence[str]
-    # of the first setting's own run, once there is one
+    # the record of the first setting's run, once that has ended
     first_record: RunRecord | None = None
 
     def baseline(self) -> Cell:
@@ -62,14 +62,17 @@ class CellCalls:
     def time(
         self, options: Mapping[str, str], number: int, has_fitted: bool = False
     ) -> Cell:
-        """Return the cell that times a setting, which may have fitted before, for the ``number``-th time."""
+        """Return the cell that times a setting for the ``number``-th time.
+
+        ``has_fitted`` is whether an earlier run of the setting fitted into memory.
+        """
         instruments = _TIMED | self._warm_up(options)
         if has_fitted:
             instruments |= _NOT_REHEARSED
         return self._cell(options, f"r{number}", instruments, number)
 
     def _warm_up(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Return a longer warm-up where workers prefetch more batches than the first run's warm-up uses."""
+        """Return the option of a longer warm-up if workers prefetch more batches than the first run's warm-up uses."""
         if self.first_record is None or self.first_record.loader is None:
             return {}
         prefetched = self.first_record.loader.ahead or 0
@@ -79,7 +82,7 @@ class CellCalls:
         batches = 1
         if self.first_record.model is not None:
             batches = self.first_record.model.accumulate_grad_batches
-        # one more: batches are prefetched during the first step
+        # One more step is needed, because batches are prefetched during the first step.
         steps = 1 + math.ceil(prefetched / batches)
         planned_steps = self.first_record.steps_planned.get("warmup", steps)
         if steps <= planned_steps:
@@ -109,13 +112,13 @@ class CellCalls:
         overrides = dict(options)
         is_numerics_check = "numerics.losses" in instruments
         if is_numerics_check:
-            # its overrides differ from those of the cells that time the same setting
+            # so that its overrides differ from those of the cells that time the same setting
             overrides["numerics.audit"] = "true"
         return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
 
 
 def _setting_name(options: Mapping[str, str]) -> str:
-    """Return a name of the setting that any file system accepts."""
+    """Return a name of the setting that is valid on any file system."""
     if not options:
         return "first"
     changes = [
@@ -139,7 +142,9 @@ class FinishedCell:
 
     entry: Entry  # the run with its record
     outcome: CellOutcome  # how the cell ended
-    took_s: float  # seconds of the budget, all tries together; 0 if the search requested the cell before
+    took_s: (
+        float  # seconds of the budget; 0 if this search has already requested the cell
+    )
     was_cut: bool = False  # whether the end of the budget ended it
 
     @property
@@ -177,7 +182,7 @@ class FinishedCell:
 
     def _scaled_step_s(self, first_record: RunRecord) -> float:
         """Return the seconds of the run's mean step, for as many samples or tokens as the first setting's step has."""
-        # A mean and no median: batches of several workers come in bursts, so a median does not show the rate.
+        # The mean is used, because several workers deliver batches in bursts, whose rate a median does not show.
         step_s = comparable_step_s(self.entry)
         if step_s is None:
             raise NoSteps("too few measured steps: raise --stages.measure_steps")
@@ -217,28 +222,32 @@ class Cells:
         self._run = run
         self._clock = clock
         self._latest_end_s = clock()  # when the latest cell ended
-        self.left_s = math.inf  # the rest of the budget
-        self.limit_s = math.inf  # of a cell
+        # seconds of the budget that were left when the latest cell ended
+        self.left_s = math.inf
+        self.limit_s = math.inf  # time limit of a cell in seconds
         self.requested: set[str] = set()  # ids of cells that were requested
-        # ids of cells during which something else used the machine
+        # ids of cells during which other programs used the machine
         self.shared: set[str] = set()
         self.fitted: set[str] = set()  # settings that fitted into memory
 
     def result(self, cell: Cell) -> FinishedCell:
-        """Return how ``cell`` ended. It runs if it has not, and again if it was short of time and there is more now."""
+        """Return how ``cell`` ended. It is run if it has no result, or if it timed out and there is more time now."""
         was_requested = cell.id in self.requested
         self.requested.add(cell.id)
         finished = None
         if is_done(self.folder.path, cell):
             finished = self._read_cell(cell)
-        if finished is None or (
-            not was_requested and self._has_more_time_for(finished)
-        ):
+        should_repeat = (
+            finished is not None
+            and not was_requested
+            and self._has_more_time_for(finished)
+        )
+        if finished is None or should_repeat:
             finished = self._run_cell(cell)
         if finished.outcome.status == "ok":
             self.fitted.add(setting_of(cell))
         if was_requested:
-            # A cell that is requested twice has been paid for: its time must not leave the budget again.
+            # The time of a cell that was requested before is already subtracted from the budget.
             return replace(finished, took_s=0.0)
         return finished
 
@@ -250,9 +259,9 @@ class Cells:
         )
 
     def _run_cell(self, cell: Cell) -> FinishedCell:
-        """Run ``cell``. Its ``took_s`` counts from the end of the cell before it, so that no time is left out."""
+        """Run ``cell``. Its ``took_s`` begins when the previous cell ended, so that no time is lost."""
         since_latest_end_s = self._clock() - self._latest_end_s
-        left_s = self.left_s - since_latest_end_s  # which is of the latest cell's end
+        left_s = self.left_s - since_latest_end_s
         self._add(cell)
         limit_s = max(0.0, min(left_s, self.limit_s))
         self._run(cell, limit_s)
@@ -286,7 +295,7 @@ class Cells:
         return FinishedCell(entry, outcome, outcome.duration_s, was_cut)
 
     def _add(self, cell: Cell) -> None:
-        """Add the cell to the plan on disk before its folder is made."""
+        """Add the cell to the plan on disk, before its folder is created."""
         plan = self.folder.plan
         planned_ids = {planned.id for planned in plan.cells}
         if cell.id in planned_ids:

@@ -1,6 +1,7 @@
-"""Is B faster than A? The results of a search, and intervals from pairs of processes that hold at every look.
+"""Decide whether B is faster than A, from pairs of processes; the types of a search's results.
 
-This module is pure.
+A *look* is a check of a comparison after a number of pairs. The intervals here hold at all looks together. This module
+is pure.
 """
 
 from __future__ import annotations
@@ -24,55 +25,59 @@ from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 class TimedRun:
     """The outcome of a run."""
 
-    # mean seconds of a measured step, scaled to the first setting's tokens or samples, so that batches compare; None
-    # if the run did not get that far
+    # mean seconds of a measured step, scaled to the tokens or samples of the first setting's step, so that batches can
+    # be compared; None if no step was measured
     step_s: float | None
-    took_s: float  # seconds of the budget that the run took, start and end included
+    took_s: (
+        float  # seconds of the budget that the run took, including its start and end
+    )
     failure: str | None = None  # why it failed, in a few words
-    # why it was not started: what the hardware lacks, or what would not fit
+    # why it was not started: hardware that is missing, or memory that is not enough
     refusal: str | None = None
     peak_bytes: int | None = None
-    # whether the end of the budget cut it: no fault of the setting
+    # whether it was stopped because the budget ended, which says nothing about the setting
     was_cut: bool = False
     may_lack_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
 
 
 @dataclass(frozen=True)
 class NumericsCheck:
-    """Whether a winner still computes the same numbers."""
+    """The result of checking whether a faster setting still computes the same numbers."""
 
     # whether all errors are within the tolerance; None if that is unknown
     is_tolerated: bool | None
     took_s: float = 0.0  # seconds of the budget that it took
-    # distance of the mean loss of the first steps, over the same batches and seed, as a share
+    # relative error of the mean loss of the first steps, over the same batches and with the same seed
     loss_error: float | None = None
-    # distance of the gradients from those in float32, as a share
+    # relative error of the gradients against float32
     gradient_error: float | None = None
-    # in a few words: the tolerance that was exceeded, or why that is unknown
+    # the tolerance that was exceeded, or why this is unknown, in a few words
     reason: str | None = None
 
 
-# in place of a candidate where the final setting is compared with the first
+# stands for the candidate in the comparison of the final setting with the first
 FINAL_SETTING = Candidate(name="", options={}, group="")
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A comparison, ended or under way: B is A with the candidate."""
+    """A comparison that has ended or is running. B is the setting A with the candidate."""
 
     candidate: Candidate  # what was tried; ``FINAL_SETTING`` for the last comparison
     a_options: Mapping[str, str]  # options of A, besides those of the first setting
     b_options: Mapping[str, str]  # options of B
     runs_a: tuple[TimedRun, ...] = ()  # runs of A, in the order of the pairs
     runs_b: tuple[TimedRun, ...] = ()  # runs of B
-    # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
+    # interval of the ratio of seconds, B over A, which holds at all looks together; None before the first look
     interval: RatioInterval | None = None
-    error: float = 0.05  # share of tries in which an interval may be wrong, at any look
+    # the probability with which the interval may be wrong at any look
+    error: float = 0.05
     # verdict on the step's time, or why there is none; None while it runs
     verdict: TriedVerdict | None = None
-    accepted: bool = False  # whether the rest is tried on top of B
+    accepted: bool = False  # whether the remaining candidates are tried on top of B
     numerics: NumericsCheck | None = None  # check of the numbers; None if not requested
-    reason: str | None = None  # why the verdict, in a few words, if it is not obvious
+    # the reason for the verdict in a few words, if it is not obvious
+    reason: str | None = None
 
     @property
     def name(self) -> str:
@@ -134,20 +139,20 @@ def _geometric_mean(values: Sequence[float]) -> float | None:
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
-# Pairs after which a comparison is checked: each further look widens the interval. One slow process must not decide,
-# so the first look is after two pairs.
+# The looks: the numbers of pairs after which a comparison is checked. More looks would widen the interval. The first
+# look is after two pairs, so that one slow process does not decide.
 LOOKS = (2, 4, 8, 12, 16, 24)
 FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
 
-# The spread of other comparisons counts like this many pairs. More would be narrower, and wrong for a change
-# that increases the spread.
+# The spread of other comparisons has the weight of this many pairs. More weight would make intervals narrower, but they
+# would be wrong for a change that increases the spread.
 _PRIOR_PAIRS = 4
 
-# standard errors by which a comparison must miss ``MARGIN`` to be given up: one in twenty real gains of twice
-# the margin is given up, at all looks together
+# A comparison is given up if it misses ``MARGIN`` by this many standard errors. Then one in twenty real gains of twice
+# the margin is given up, over all looks together.
 _HOPELESS_ERRORS = 1.64
 
-# series of pairs, from which the widths of intervals are computed
+# simulated series of pairs, from which the widths of intervals are computed
 _SIMULATED_SERIES = 40_000
 
 
@@ -156,8 +161,8 @@ def pooled_spread(
 ) -> float:
     """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    ``settings`` holds the seconds of each setting's processes. The variance is a mean, weighted by degrees of freedom,
-    with the known spread of the machine; an assumed one weighs as much as one further process.
+    ``settings`` has the seconds of each setting's processes. Their variance is averaged with that of the
+    ``machine_spread``, weighted by degrees of freedom. A spread that is only assumed has the weight of one process.
     """
     log_times = []
     for processes_s in settings:
@@ -178,10 +183,10 @@ def repeated_interval(
 ) -> RatioInterval | None:
     """Return the geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks``.
 
-    It is equally many standard errors wide at each look, as Pocock (1977, Biometrika 64:191) has for tests and Jennison
-    & Turnbull (1989, JRSS B 51:305) for intervals, but more at the first looks (``_widening``); the number
-    is simulated.
-    The known ``spread`` of processes counts like a few more pairs. None before the first look.
+    At each look the interval spans the same number of standard errors, as in Pocock (1977, Biometrika 64:191) for tests
+    and Jennison & Turnbull (1989, JRSS B 51:305) for intervals, but it is wider at the first looks
+    (``_widening_factor``). The number is simulated. The known ``spread`` of processes has the weight of a few pairs.
+    Return None before the first look.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -191,9 +196,8 @@ def repeated_interval(
         return None
     pairs = max(past_looks)
     logs = np.log(require_finite(ratios)[:pairs])
-    half_width = (
-        _widths(error, looks) * _widening(pairs) * _standard_error(logs, spread)
-    )
+    standard_errors = _errors_of_interval(error, looks) * _widening_factor(pairs)
+    half_width = standard_errors * _standard_error(logs, spread)
     ratio = math.exp(float(logs.mean()))
     low = ratio * math.exp(-half_width)
     high = ratio * math.exp(half_width)
@@ -201,14 +205,20 @@ def repeated_interval(
 
 
 def log_gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
-    """Return by how much B looks faster than ``MARGIN``, in logarithms, minus this many standard ``errors``."""
+    """Return how far the saving of B exceeds ``MARGIN``, as a logarithm, minus this many standard ``errors``.
+
+    It is negative if B saves less than the margin.
+    """
     logs = np.log(require_finite(ratios))
-    faster_than_margin = math.log1p(-MARGIN) - float(logs.mean())
-    return faster_than_margin - errors * _standard_error(logs, spread)
+    mean_log_ratio = float(logs.mean())
+    # B saves exactly the margin if its ratio to A is 1 - MARGIN.
+    gain_over_margin = math.log1p(-MARGIN) - mean_log_ratio
+    standard_error = _standard_error(logs, spread)
+    return gain_over_margin - errors * standard_error
 
 
 def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
-    """Return whether to give up: at a look after the first, B very likely does not save ``MARGIN``."""
+    """Return whether to give up: after the first look, whether B very likely does not save ``MARGIN``."""
     is_later_look = len(ratios) in LOOKS[1:]
     if not is_later_look:
         return False
@@ -217,32 +227,44 @@ def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _widths(error: float, looks: tuple[int, ...]) -> float:
-    """Return the standard errors that the mean of equal pairs exceeds at some look in a share ``error`` of series."""
+def _errors_of_interval(error: float, looks: tuple[int, ...]) -> float:
+    """Return the half width of an interval in standard errors, before it is widened.
+
+    In simulated series of equal pairs, such an interval misses 0 at any of the ``looks`` with the probability
+    ``error``.
+    """
     rng = np.random.default_rng(0)
-    pairs = rng.standard_normal((_SIMULATED_SERIES, looks[-1]))
+    # one row per series, one column per pair: the logarithm of the pair's ratio
+    log_ratios = rng.standard_normal((_SIMULATED_SERIES, looks[-1]))
     prior_squares = rng.chisquare(_PRIOR_PAIRS, _SIMULATED_SERIES)
-    sums = np.cumsum(pairs, axis=1)
-    square_sums = np.cumsum(pairs * pairs, axis=1)
-    largest_errors = np.zeros(_SIMULATED_SERIES)
+    # sums over the first pairs of each series
+    sums = np.cumsum(log_ratios, axis=1)
+    sums_of_squares = np.cumsum(log_ratios * log_ratios, axis=1)
+    # the largest distance of the mean from 0 at any look, in standard errors, for each series
+    largest_distances = np.zeros(_SIMULATED_SERIES)
     for look in looks:
         total = sums[:, look - 1]
-        squares = square_sums[:, look - 1] - total**2 / look
-        variance = (prior_squares + squares) / (_PRIOR_PAIRS + look - 1)
-        errors = np.abs(total) / np.sqrt(look * variance)
-        largest_errors = np.maximum(largest_errors, errors / _widening(look))
-    return float(np.quantile(largest_errors, 1.0 - error))
+        squared_deviations = sums_of_squares[:, look - 1] - total**2 / look
+        freedom = _PRIOR_PAIRS + look - 1
+        variance = (prior_squares + squared_deviations) / freedom
+        distances = np.abs(total) / np.sqrt(look * variance)
+        widened_distances = distances / _widening_factor(look)
+        largest_distances = np.maximum(largest_distances, widened_distances)
+    return float(np.quantile(largest_distances, 1.0 - error))
 
 
-def _widening(pairs: int) -> float:
-    """Return the factor that widens an interval of few pairs: they hardly show whether a change adds spread."""
+def _widening_factor(pairs: int) -> float:
+    """Return the factor that widens an interval of few pairs, which hardly show whether a change adds spread."""
     return 1.0 + 2.0 / pairs
 
 
 def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
-    """Return the standard error of the mean of the pairs' logarithms, with ``spread`` counted as a few pairs."""
-    prior_squares = _PRIOR_PAIRS * 2.0 * spread**2
-    variance = (prior_squares + _sum_of_squares(logs)) / (_PRIOR_PAIRS + logs.size - 1)
+    """Return the standard error of the mean of the pairs' logarithms; ``spread`` has the weight of a few pairs."""
+    # The logarithm of a ratio has the variances of both processes.
+    pair_variance = 2.0 * spread**2
+    prior_squares = _PRIOR_PAIRS * pair_variance
+    freedom = _PRIOR_PAIRS + logs.size - 1
+    variance = (prior_squares + _sum_of_squares(logs)) / freedom
     return math.sqrt(variance / logs.size)
 
 
@@ -257,11 +279,10 @@ def _sum_of_squares(logs: NDArray[np.float64]) -> float:
 def judge(
     comparison: PairedComparison, most_pairs: int, spread: float
 ) -> PairedComparison:
-    """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
+    """Return the comparison with its interval, and with a verdict if the interval decides or no pair is left."""
     comparison = with_failure(comparison)
-    if comparison.verdict is not None or len(comparison.runs_a) != len(
-        comparison.runs_b
-    ):
+    has_whole_pairs = len(comparison.runs_a) == len(comparison.runs_b)
+    if comparison.verdict is not None or not has_whole_pairs:
         return comparison
     looks: tuple[int, ...] = LOOKS
     if comparison.is_final:
@@ -271,7 +292,9 @@ def judge(
 
     has_pairs_left = comparison.pairs < most_pairs
     verdict = change_word(interval)
-    if verdict != "UNCLEAR" and not (comparison.is_final and has_pairs_left):
+    # The final comparison uses all of its pairs, because it reports the total.
+    must_continue = comparison.is_final and has_pairs_left
+    if verdict != "UNCLEAR" and not must_continue:
         return replace(comparison, verdict=verdict)
     if not comparison.is_final and is_hopeless(comparison.ratios, spread):
         return replace(comparison, verdict="UNDECIDED", reason=UNLIKELY)
@@ -282,10 +305,11 @@ def judge(
 
 def with_failure(comparison: PairedComparison) -> PairedComparison:
     """Return the comparison with a verdict if the latest run of a side failed."""
-    for side, runs in (
-        ("", comparison.runs_b),
-        ("what it is compared with ", comparison.runs_a),
-    ):
+    runs_by_subject = {
+        "": comparison.runs_b,
+        "the setting that it is compared with ": comparison.runs_a,
+    }
+    for subject, runs in runs_by_subject.items():
         if not runs or runs[-1].step_s is not None:
             continue
         run = runs[-1]
@@ -293,12 +317,12 @@ def with_failure(comparison: PairedComparison) -> PairedComparison:
             return replace(comparison, verdict="UNDECIDED", reason=ENDED)
         verdict: TriedVerdict = "FAILED" if run.refusal is None else "REFUSED"
         cause = run.refusal or run.failure or "has no measured step"
-        return replace(comparison, verdict=verdict, reason=f"{side}{cause}")
+        return replace(comparison, verdict=verdict, reason=f"{subject}{cause}")
     return comparison
 
 
 def replaces(comparison: PairedComparison, former: PairedComparison) -> bool:
-    """Return whether ``former`` is the same comparison, or one of the same candidate that had decided nothing."""
+    """Return whether ``former`` is an earlier state of this comparison, or an undecided one of the same candidate."""
     if comparison.candidate != former.candidate:
         return False
     was_decided = former.verdict is not None and not may_continue(former)

@@ -1,4 +1,4 @@
-"""Pairs of runs that took turns: what changed from A to B, with intervals that hold at every look."""
+"""The changes from A to B in pairs of runs that alternated, with intervals that hold at all looks together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def paired_changes(
 ) -> list[PartChange]:
     """Return the changes from A to B that decide which side is faster.
 
-    On a quiet machine the step decides. On a busy one, what waiting for a CPU does not lengthen decides, as in
-    ``compare``; if that is unknown, the step does: A and B ran in turns, so other programs slow both alike.
+    On an idle machine the step decides. On a busy one, figures decide that waiting for a CPU does not lengthen, as in
+    ``compare``. If these are unknown, the step decides: A and B alternated, so other programs slowed both equally.
 
     Intervals are corrected for repeated checks: the probability that any of them misses the true value at any of the
     ``looks`` (numbers of pairs) is at most ``error``.
     """
-    side_a, side_b = read_side("A", a), read_side("B", b)
+    side_a = read_side("A", a)
+    side_b = read_side("B", b)
     sides = SidePair(side_a, side_b, machine_spread, same_within)
     changes = []
     if sides.is_busy:
@@ -51,7 +52,7 @@ def _with_paired_interval(
     machine_spread: ProcessSpread,
     looks: tuple[int, ...],
 ) -> PartChange:
-    """Return ``row`` with the interval of its pairs' ratios, in place of the one that takes no account of turns."""
+    """Return ``row`` with the interval of the ratios of pairs, instead of one that ignores which runs were a pair."""
     means_a = _mean_seconds(sides.a, row.part)
     means_b = _mean_seconds(sides.b, row.part)
     ratios = [b_s / a_s for a_s, b_s in zip(means_a, means_b, strict=True)]

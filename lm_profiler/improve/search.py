@@ -1,11 +1,11 @@
-"""The search of `improve`: it requests runs and numerical checks, and ends with its result.
+"""The search of `improve`: it requests runs and numerical checks, and decides which changes are accepted.
 
-It has no clock and no randomness, so the same answers give the same search again: a search that was killed continues
-when it gets its former answers again.
+It has no clock and no randomness, so the same results of runs give the same search. A search that was killed therefore
+continues if it gets the earlier results again.
 
-Candidates are proven one after the other, the highest ceiling first, each in fresh pairs of runs on top of what was
-accepted before it. One that does not look faster at a check is put off; what is left of the budget goes to those that
-look best. The proofs share ``ERROR``.
+Candidates are proven one after the other, the highest ceiling first. Each is compared in fresh pairs of runs, on top of
+the changes that were accepted before it. If a candidate does not look faster at a check, it is postponed. The rest of
+the budget goes to the undecided candidates that look best. All proofs share the probability ``ERROR``.
 """
 
 from __future__ import annotations
@@ -33,36 +33,39 @@ from lm_profiler.improve.decision import (
 from lm_profiler.record.improve_record import ENDED, NOT_FASTER, Ended
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
-# share of searches that may accept a change that does not make the step faster, if processes differ as much as
-# before; if they differ three times as much after some changes, up to 4 % do (`benchmarks.improve`)
+# The share of searches that may accept a useless change. If some changes triple the spread of processes, it is up to
+# 4 % (`benchmarks.improve`).
 ERROR = 0.02
 
-# Pairs that a candidate may have before the others had a turn, if that is more than half of what is left.
+# A candidate may have this many pairs, or half of the remaining pairs if that is more, before the others had a turn.
 FIRST_PAIRS = 8
 
-# Pairs of runs that compare the final setting with the first again; a quarter of the budget's pairs, if that is
-# fewer. The time of one more pair is reserved, since numbers are checked and runs may take longer than before.
+# Pairs that compare the final setting with the first again, or a quarter of the budget's pairs if that is fewer. The
+# time of one more pair is reserved, because numbers are checked too, and runs may take longer than earlier ones.
 FINAL_PAIRS = 6
 
 # the fewest runs in a budget for trying anything: the first setting's run, a proof, and the last comparison
 FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
 
-# if the step shrinks below this share of that when candidates were last rejected, these are tried again: what bounds
-# the step may be something else
+# If accepted changes shorten the step to less than this share, rejected candidates are tried again, because something
+# else may limit the step now.
 _RETRY_SHARE = 0.85
 
-_SETTLED_VERDICTS = ("NUMERICS", "FAILED")  # another setting would hardly change them
+# verdicts that other accepted changes would hardly alter
+_SETTLED_VERDICTS = ("NUMERICS", "FAILED")
 
 
 class Searcher:
     """A search for the fastest setting, and its state so far.
 
-    Candidates with the largest ceiling come first, unknown ceilings after the known; within a group, the fewest options
-    first. A proven change is kept; the rest is tried on top. A candidate with a change that failed is refused. A run is
-    begun only if it would end in time, by the runs so far, and a run that was cut decides nothing.
+    Candidates are tried in the order of their ceilings, the largest first, those without a known ceiling last; within a
+    group the one with the fewest options is first. A proven change is kept, and further candidates are tried on top of
+    it. A candidate that contains a failed change is refused. A run is started only if it is expected to end in time,
+    judged by earlier runs. A run that the end of the budget stopped decides nothing.
 
-    ``time`` runs a fresh process of the first setting with these options, the ``number``-th of them (from 0); ``check``
-    compares the numbers of a comparison's sides; ``machine_spread`` is by how much processes of this machine differ.
+    ``time(options, number)`` runs the first setting with ``options`` in a fresh process, for the ``number``-th time,
+    counted from 0. ``check`` compares the numbers of both sides of a comparison. ``machine_spread`` is how far equal
+    processes differ on this machine.
     """
 
     def __init__(
@@ -83,31 +86,31 @@ class Searcher:
         self.machine_spread = machine_spread
 
         # The result so far.
-        # the first setting's own run, before any comparison; None until it has ended
+        # the run of the first setting, before any comparison; None until it has ended
         self.first_run: TimedRun | None = None
         # accepted options, besides those of the first setting
         self.options: Mapping[str, str] = {}
-        # comparisons in order; some may be under way
+        # comparisons in their order; some may not have ended
         self.tried: list[PairedComparison] = []
-        # candidates without a comparison, in order
+        # candidates without a comparison, in their order
         self.untried = list(self.candidates)
         # the final setting compared with the first again; None if nothing was accepted or the budget ran out
         self.final: PairedComparison | None = None
         self.spent_s = 0.0  # seconds of the budget
-        # None while the search runs; ``done``: all was tried; ``failed``: the first setting does not run
+        # None while the search runs; ``done``: every candidate was tried; ``failed``: the first setting failed
         self.outcome: Ended | None = None
 
         # What decides the next run.
-        self.kept_changes: dict[str, Candidate] = {}  # the accepted candidate, by group
-        # by the options of a setting
+        self.kept_changes: dict[str, Candidate] = {}  # group → accepted candidate
+        # options of a setting → its runs
         self.runs: dict[frozenset[tuple[str, str]], list[TimedRun]] = {}
-        # seconds of the budget that are kept for the final comparison
+        # seconds of the budget that are reserved for the final comparison
         self.reserved_s = 0.0
-        # how many proofs were begun, by the candidate's name
+        # name of a candidate → number of proofs that were begun
         self.proof_counts: dict[str, int] = {}
-        # names of the candidates that had their first turn; reset when accepted changes shrink the step enough
+        # names of candidates that had their first turn; reset when accepted changes have shortened the step enough
         self.had_first_turn: set[str] = set()
-        # the step as a share of the step when ``had_first_turn`` was last reset
+        # the step time as a share of that when ``had_first_turn`` was last reset
         self.step_share = 1.0
 
     def improve(self) -> Ended:
@@ -144,7 +147,7 @@ class Searcher:
         self.reserved_s = pairs * self.pair_s()
 
     def prove_candidates(self) -> None:
-        """Give each candidate a turn, the highest ceiling first; then go on with what looks best."""
+        """Give each candidate a turn, the highest ceiling first; then continue with the best undecided one."""
         while self.pairs_left() >= FEWEST_PAIRS:
             waiting = self.waiting_candidates()
             if waiting:
@@ -161,7 +164,7 @@ class Searcher:
                 return
             best = max(undecided, key=self.promised_gain)
             if best.a_options != self.options:
-                # another change was accepted since: begin anew on top of it
+                # Another change was accepted since then: begin again on top of it.
                 best = self.on_top_of_kept_changes(best.candidate)
             next_look = min(look for look in LOOKS if look > best.pairs)
             self.prove(best, more_pairs=next_look - best.pairs)
@@ -176,7 +179,7 @@ class Searcher:
             self.compare(comparison, min(FINAL_PAIRS, pairs))
 
     def waiting_candidates(self) -> list[Candidate]:
-        """Return candidates that wait for their first turn, the highest ceiling first."""
+        """Return the candidates that have not had their first turn, the highest ceiling first."""
         kept_changes = list(self.kept_changes.values())
         waiting = []
         for candidate in self.candidates:
@@ -196,7 +199,7 @@ class Searcher:
         ]
 
     def promised_gain(self, comparison: PairedComparison) -> float:
-        """Return by how much a change looks faster than the least that counts, in logarithms."""
+        """Return how far the apparent saving of a change exceeds the margin, as a logarithm."""
         return log_gain(comparison.ratios, self.spread_of_other_comparisons(comparison))
 
     def latest_comparisons(self) -> list[PairedComparison]:
@@ -205,7 +208,10 @@ class Searcher:
         return list(latest.values())
 
     def failed_part_of(self, comparison: PairedComparison) -> Candidate | None:
-        """Return a failed change that is part of this one; not one out of memory, which other parts may save."""
+        """Return a failed change that is part of this one; None if there is none.
+
+        A change that ran out of memory does not count, because the other parts may need less memory.
+        """
         options = comparison.candidate.options.items()
         for earlier in self.latest_comparisons():
             if not earlier.runs_b:
@@ -220,7 +226,7 @@ class Searcher:
         return None
 
     def on_top_of_kept_changes(self, candidate: Candidate) -> PairedComparison:
-        """Return a comparison with the latest setting; the candidate replaces the former one of its group."""
+        """Return a new comparison with the current setting; the candidate replaces the accepted one of its group."""
         options: dict[str, str] = {}
         for group, kept_change in self.kept_changes.items():
             if group != candidate.group:
@@ -229,9 +235,9 @@ class Searcher:
         return PairedComparison(candidate, self.options, options)
 
     def prove(self, comparison: PairedComparison, more_pairs: int) -> None:
-        """Compare in fresh pairs until a verdict or for ``more_pairs``, and keep the change if it is proven.
+        """Compare in at most ``more_pairs`` fresh pairs until there is a verdict; accept the change if it is proven.
 
-        The comparison is put off at a check at which the change does not look faster, and given up at the second.
+        If the change does not look faster at a check, the comparison is postponed. The second time it is given up.
         """
         candidate = comparison.candidate
         if comparison.b_options == self.options:
@@ -250,10 +256,10 @@ class Searcher:
         most_pairs = min(
             MOST_PAIRS, comparison.pairs + min(more_pairs, self.pairs_left())
         )
-        was_put_off = comparison.pairs > 0 and self.promised_gain(comparison) <= 0.0
+        was_postponed = comparison.pairs > 0 and self.promised_gain(comparison) <= 0.0
         proof = self.compare(comparison, most_pairs)
         does_not_look_faster = may_continue(proof) and self.promised_gain(proof) <= 0.0
-        if was_put_off and does_not_look_faster:
+        if was_postponed and does_not_look_faster:
             proof = replace(proof, reason=NOT_FASTER)
         if proof.verdict == "FASTER":
             proof = self.check_numerics(candidate, proof)
@@ -262,28 +268,30 @@ class Searcher:
             self.accept(candidate, proof)
 
     def next_error_share(self, candidate: Candidate) -> float:
-        """Return the share of tries in which the candidate's next interval may be wrong.
+        """Return the probability with which the candidate's next interval may be wrong.
 
-        An interval errs on both sides, and only one of them accepts: so all candidates that are not accepted yet share
-        twice ``ERROR``. Each further proof of the same candidate has half of the error of the one before.
+        An interval may be wrong on either side, but only one side accepts a change. So all candidates that are not
+        accepted yet share twice ``ERROR``. Each further proof of a candidate gets half the error of its previous one.
         """
         earlier_proofs = self.proof_counts.get(candidate.name, 0)
         self.proof_counts[candidate.name] = earlier_proofs + 1
-        open_candidates = max(len(self.candidates) - len(self.kept_changes), 2)
-        error_of_candidate = 2.0 * ERROR / open_candidates
+        open_candidates = len(self.candidates) - len(self.kept_changes)
+        # With one open candidate its share is ``ERROR``, not twice as much.
+        shares = max(open_candidates, 2)
+        error_of_candidate = 2.0 * ERROR / shares
         return error_of_candidate / 2.0**earlier_proofs
 
     def accept(self, candidate: Candidate, proof: PairedComparison) -> None:
-        """Keep a proven change; if the step has become much faster, what was rejected gets another turn."""
+        """Keep a proven change; if the step has become much faster, rejected candidates get another turn."""
         self.kept_changes.pop(candidate.group, None)
-        # last: if two set an option, the later one counts
+        # Inserted at the end: if two changes set the same option, the later one counts.
         self.kept_changes[candidate.group] = candidate
         self.options = proof.b_options
         self.step_share *= proof.ratio
         if self.step_share >= _RETRY_SHARE:
             return
         self.step_share = 1.0
-        # only settled candidates have had their turn: all others get another
+        # Settled candidates keep their verdict; all others get another turn.
         self.had_first_turn = {
             comparison.name
             for comparison in self.latest_comparisons()
@@ -291,7 +299,7 @@ class Searcher:
         }
 
     def is_settled(self, comparison: PairedComparison) -> bool:
-        """Whether no other setting would change its verdict."""
+        """Return whether the verdict would stay the same on top of other accepted changes."""
         if comparison.accepted or comparison.verdict in _SETTLED_VERDICTS:
             return True
         return self.failed_part_of(comparison) is not None
@@ -313,7 +321,7 @@ class Searcher:
     def compare(
         self, comparison: PairedComparison, most_pairs: int
     ) -> PairedComparison:
-        """Run pairs, B first and A first in turns, until the interval decides or the change is put off."""
+        """Run pairs until the interval decides or the change is postponed; B and A take turns to run first."""
         comparison = replace(comparison, verdict=None)
         while comparison.verdict is None:
             if not self.has_time_for(comparison):
@@ -327,15 +335,15 @@ class Searcher:
                 comparison = judge(
                     comparison, most_pairs, self.spread_of_other_comparisons(comparison)
                 )
-                if self.is_put_off(comparison):
+                if self.is_postponed(comparison):
                     comparison = replace(comparison, verdict="UNDECIDED")
                 self.keep_comparison(comparison)
                 if comparison.verdict is not None:
                     break
         return comparison
 
-    def is_put_off(self, comparison: PairedComparison) -> bool:
-        """Whether a check has come at which the change neither is decided nor looks faster."""
+    def is_postponed(self, comparison: PairedComparison) -> bool:
+        """Return whether the comparison is at a check, is not decided, and does not look faster."""
         if comparison.is_final or comparison.verdict is not None:
             return False
         is_whole_pair = len(comparison.runs_a) == len(comparison.runs_b)
@@ -350,12 +358,12 @@ class Searcher:
             return replace(comparison, runs_b=(*comparison.runs_b, run_b))
         run_a = self.run(comparison.a_options)
         has_failed = run_a.step_s is None and not run_a.was_cut
-        if has_failed:  # once more: it ran well before, so that its failure is not due to the change
+        if has_failed:  # Setting A has run successfully before, so its failure is not due to the change: try again.
             run_a = self.run(comparison.a_options)
         return replace(comparison, runs_a=(*comparison.runs_a, run_a))
 
     def spread_of_other_comparisons(self, comparison: PairedComparison) -> float:
-        """Return how far the processes of all other comparisons differ."""
+        """Return the spread of processes, estimated from the runs of all other comparisons."""
         runs_of_comparison = {
             id(run) for run in (*comparison.runs_a, *comparison.runs_b)
         }
@@ -373,7 +381,7 @@ class Searcher:
         return run
 
     def keep_comparison(self, comparison: PairedComparison) -> None:
-        """Put the comparison in the place of its former state."""
+        """Replace the earlier state of the comparison by this one."""
         if comparison.is_final:
             self.final = comparison
             return
@@ -391,12 +399,12 @@ class Searcher:
         return self.budget_s - self.spent_s
 
     def pairs_left(self) -> int:
-        """Return the pairs that fit in the budget besides reserved ones, if they take as long as the runs so far."""
+        """Return how many pairs, as long as earlier ones, still fit into the budget without the reserved time."""
         pairs = int((self.left_s - self.reserved_s) / self.pair_s())
         return max(0, pairs)
 
     def has_time_for(self, comparison: PairedComparison) -> bool:
-        """Return whether one more pair would end in time, and leave enough for the last comparison."""
+        """Return whether one more pair would end in time and leave enough time for the final comparison."""
         pair_s = self.pair_s(comparison)
         reserved_s = 0.0
         if not comparison.is_final:
@@ -404,7 +412,7 @@ class Searcher:
         return self.left_s >= reserved_s + pair_s
 
     def pair_s(self, comparison: PairedComparison | None = None) -> float:
-        """Return the seconds of a pair, from the runs of the two settings so far, else from all runs."""
+        """Return the expected seconds of a pair, from earlier runs of its two settings, or else from all runs."""
         all_runs: list[TimedRun] = []
         for runs in self.runs.values():
             all_runs += runs
@@ -431,14 +439,17 @@ def _mean_duration_s(runs: Iterable[TimedRun]) -> float:
 
 
 def _by_ceiling(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Sort by the largest ceiling of each group, the simplest of a group first: if it fails, so do the others."""
-    largest_s: dict[str, float] = {}
+    """Sort candidates by the largest ceiling of their group; within a group the fewest options are first.
+
+    If the simplest candidate of a group fails, those that contain it are refused.
+    """
+    group_ceilings_s: dict[str, float] = {}
     for candidate in candidates:
-        largest_so_far_s = largest_s.setdefault(candidate.group, -math.inf)
-        if candidate.ceiling_s is not None:
-            largest_s[candidate.group] = max(largest_so_far_s, candidate.ceiling_s)
+        ceiling_s = -math.inf if candidate.ceiling_s is None else candidate.ceiling_s
+        known_ceiling_s = group_ceilings_s.get(candidate.group, -math.inf)
+        group_ceilings_s[candidate.group] = max(known_ceiling_s, ceiling_s)
 
-    def order(candidate: Candidate) -> tuple[float, int]:
-        return -largest_s[candidate.group], len(candidate.options)
+    def sort_key(candidate: Candidate) -> tuple[float, int]:
+        return -group_ceilings_s[candidate.group], len(candidate.options)
 
-    return tuple(sorted(candidates, key=order))
+    return tuple(sorted(candidates, key=sort_key))

@@ -1,4 +1,4 @@
-"""Drive a search: run the cells that answer its questions, write the record after each answer, show its progress."""
+"""Drive a search: run the cells that it requests, write the record before each run, and show the progress."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Account:
-    """The parts of an improvement's record that do not change during the search."""
+    """The fields of the record of ``improve`` that do not change during the search."""
 
     request: ImproveRequest  # the options of the call
-    started: str  # when the improvement first began
+    started: str  # when the search first began
     baseline_s: float = 0.0  # seconds that the first setting's own run took
     refused: Sequence[Candidate] = ()  # changes that are not tried
-    notes: Sequence[str] = ()  # notes that hold for any result
+    notes: Sequence[str] = ()  # notes that do not depend on the result
 
     def record(
         self, searcher: Searcher | None, end: Ended, runs: int, shared_runs: int = 0
     ) -> ImproveRecord:
-        """Return the current record. During ``shared_runs`` of the ``runs`` something else used the machine."""
+        """Return the current record. During ``shared_runs`` of the ``runs`` other programs used the machine."""
         results: dict[str, Any] = {}
         elapsed_s = self.baseline_s
         tried = []
@@ -98,7 +98,7 @@ class Account:
 
 
 def _search_results(searcher: Searcher) -> dict[str, Any]:
-    """Return the fields of the record that the search as a whole gives."""
+    """Return the fields of the record about the search as a whole."""
     results: dict[str, Any] = {
         "options": dict(searcher.options),
         "left": [candidate.name for candidate in searcher.untried],
@@ -111,7 +111,7 @@ def _search_results(searcher: Searcher) -> dict[str, Any]:
 
 
 def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
-    # a record ignores what is not its own
+    # The record ignores the fields that only a candidate has.
     return {**vars(candidate), "options": dict(candidate.options)}
 
 
@@ -189,13 +189,13 @@ def search(
 ) -> ImproveRecord:
     """Try ``candidates`` within the rest of the budget and return the record, which is also written to the folder.
 
-    Steps are scaled to the samples of the first setting's own run; ``show`` gets the record after each answer.
+    Step times are scaled to the samples of the first setting's run. ``show`` is called with each new record.
     """
     return _Search(cells, calls, candidates, account, show).run()
 
 
 class _Search:
-    """One search: its searcher asks for runs, which are made here, and the record is written before each of them."""
+    """One search. It makes the runs that its ``Searcher`` requests, and writes the record before each of them."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _Search:
         self._cells.left_s = self._budget_s - self._searcher.spent_s
 
     def _time_setting(self, options: Mapping[str, str], number: int) -> TimedRun:
-        """Run the setting for the ``number``-th time; a setting that has fitted is not planned again."""
+        """Run the setting for the ``number``-th time; its memory is planned only if no earlier run has fitted."""
         self._prepare_run()
         cell = self._calls.time(options, number)
         if setting_of(cell) in self._cells.fitted:
@@ -266,9 +266,9 @@ class _Search:
 def _check(
     cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool
 ) -> NumericsCheck:
-    """Run both settings of ``comparison`` with their numbers recorded, and compare these.
+    """Run both settings of ``comparison`` with recorded losses and gradients, and compare these.
 
-    ``free_batch`` is whether the user lets the search change the global batch.
+    ``free_batch`` is whether the user allows another global batch.
     """
     finished_a = _run_check(cells, calls, comparison.a_options)
     finished_b = _run_check(cells, calls, comparison.b_options)
@@ -281,7 +281,7 @@ def _check(
         )
     first_record = None
     if comparison.a_options:
-        # The first setting ran for the check of the first winner, so its record is only read here.
+        # The first setting has run for the check of the first accepted change, so this only reads its record.
         with suppress(NoSteps):
             first_record = cells.result(calls.check({})).record
     may_change = comparison.candidate.may_change
@@ -341,12 +341,12 @@ class Runner:
         self._schedule.run()
         outcome = read_outcome(self._folder.path, cell.id)
         if outcome is None or outcome.status != "ok":
-            # a half-written file would fail the next cell
+            # A half-written file would make the next cell fail.
             shutil.rmtree(cache, ignore_errors=True)
         self._raise_if_interrupted()
 
     def interrupt(self) -> None:
-        """Let the running cell end, and begin no other."""
+        """Stop after the running cell."""
         self.interrupted = True
         if self._schedule is not None:
             self._schedule.interrupted = True
@@ -386,7 +386,7 @@ class ImproveDisplay(LineDisplay):
         self.tick()
 
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
-        """Print how a cell ended that was neither ok nor a wrong call."""
+        """Print how a cell ended, unless it succeeded or its call was wrong."""
         if outcome.status != "ok" and outcome.exit_code != WRONG_CALL:
             line = f"{outcome.status:<8} {cell.id}"
             if outcome.reason:
@@ -399,7 +399,7 @@ class ImproveDisplay(LineDisplay):
 
 
 def _tried_text(tried: Tried) -> str:
-    """Return one change as a line: what it saved, and whether it is kept."""
+    """Return a line about one change: its verdict, what it saved, and whether it is kept."""
     text = f"{tried.name}: {verdict_text(tried)}"
     if tried.saved_s is not None:
         text += f"; saved {saved_text(tried)} ms"

@@ -16,22 +16,22 @@ from lm_profiler.improve.decision import NumericsCheck
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord
 
-# The tolerated share of the mean loss of the first steps, and the largest share that chance may explain.
+# The tolerated relative error of the mean loss of the first steps, and the largest error that chance may explain.
 LOSS_TOLERANCE, _LARGEST_BY_CHANCE = 0.01, 0.1
 
-# The tolerated distance of the gradients from those in float32, as a share. Mixed bfloat16 of a Transformer stays
+# The tolerated relative error of the gradients against float32. Mixed bfloat16 of a Transformer stays
 # within 2 %; a matmul that loses half of its bits exceeds it.
 GRADIENT_TOLERANCE = 0.05
 
-# The tolerated shares of each first step's loss and gradient norm, for an option whose effect is unknown. float32 sums
-# in another order stay below them; another activation, no dropout or fewer bits do not. The mean loss alone cannot tell
-# these apart: at the start, all models with the same vocabulary have about the same loss.
+# The tolerated relative errors of loss and gradient norm in each of the first steps, for an option whose effect is
+# unknown. Summing float32 values in another order stays below them; another activation, no dropout or fewer bits do
+# not. The mean loss cannot show such changes: at the start, all models with one vocabulary have about the same loss.
 STEP_LOSS_TOLERANCE, STEP_NORM_TOLERANCE = 1e-5, 1e-4
 
 
 @dataclass(frozen=True)
 class _Limit:
-    """A distance between the numbers of two runs, as a share, and how large it may be."""
+    """A relative error between the numbers of two runs, and its tolerance."""
 
     subject: str  # what is compared: "loss", "gradients"
     distance: float | None  # None if unknown; it may be infinite
@@ -55,11 +55,11 @@ def check_numbers(
     free_batch: bool = False,
     first_setting: RunRecord | None = None,
 ) -> NumericsCheck:
-    """Return whether run ``b``, with a change, computes the same as run ``a`` without it; and if not, why.
+    """Return whether run ``b``, with a change, computes the same numbers as run ``a`` without it.
 
-    Both runs have the same seed, and the same batches unless their steps differ in size. Losses of other batches,
-    which ``free_batch`` allows, cannot be compared: then only the gradients count. The loss of b is also compared with
-    that of the run of the ``first_setting``, because small distances of several winners add up.
+    Both runs have the same seed, and the same batches unless their steps differ in size. Losses of different batches,
+    which ``free_batch`` allows, cannot be compared: then only the gradients are. The loss of b is also compared with
+    that of the run of the ``first_setting``, because small errors of several accepted changes add up.
     """
     difference = size_difference(a, b)
     has_same_batches = difference is None
@@ -90,7 +90,7 @@ def check_numbers(
     if may_change == UNKNOWN:
         problems += _training_differences(a, b)
         limits += _step_limits(a, b, has_same_batches)
-    is_tolerated, reason = _judge(problems, limits)
+    is_tolerated, reason = _verdict_and_reason(problems, limits)
 
     remarks = []
     if difference is not None:
@@ -100,7 +100,7 @@ def check_numbers(
     if reason is not None:
         remarks.append(reason)
     if is_tolerated is False and may_change == UNKNOWN:
-        remarks.append("--accept_numerics takes it")
+        remarks.append("--accept_numerics accepts it")
     return NumericsCheck(
         is_tolerated,
         loss_error=loss_error,
@@ -109,10 +109,10 @@ def check_numbers(
     )
 
 
-def _judge(
+def _verdict_and_reason(
     problems: Sequence[str], limits: Sequence[_Limit]
 ) -> tuple[bool | None, str | None]:
-    """Return whether there is no problem and no limit is exceeded, None if that is unknown; and the reason if not."""
+    """Return whether the change is tolerated, with the reason if it is not, or None if a distance is unknown."""
     exceeded = [limit.excess_text for limit in limits if limit.is_exceeded]
     problems = [*problems, *exceeded]
     if problems:
@@ -135,9 +135,9 @@ def _distance_text(distance: float | None) -> str:
 
 
 def _loss_distance(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
-    """Return the distance of b's mean loss from a's, as a share, None if unknown; and the share that chance explains.
+    """Return the relative error of b's mean loss against a's, and the error that chance explains.
 
-    The means are over the steps that both runs have. The distance may be infinite.
+    The means are over the steps that both runs have. The error is None if it is unknown, and may be infinite.
     """
     pairs = _loss_pairs(a, b)
     if not pairs:
@@ -151,7 +151,7 @@ def _loss_distance(a: RunRecord, b: RunRecord) -> tuple[float | None, float]:
 
 
 def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
-    """Return the losses of the steps that both runs have; a loss that only b lacks is infinite."""
+    """Return the losses of a and b in the steps that both have; a loss that is missing only in b is infinite."""
     pairs = []
     for loss_a, loss_b in zip(_losses(a), _losses(b), strict=False):
         if loss_a is None:
@@ -163,10 +163,10 @@ def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
 
 
 def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return how far the mean losses may differ by chance, as a share.
+    """Return the relative error of the mean loss that chance may explain.
 
-    Another number of workers, or another kernel, draws other random numbers: single steps are then off in both
-    directions. A real error goes in one direction, so its steps scatter by less than their mean.
+    Another number of workers, or another kernel, draws other random numbers, so single steps differ in both directions.
+    A real error has one direction, so its steps scatter by less than their mean.
     """
     distances = []
     for loss_a, loss_b in pairs:
@@ -195,7 +195,7 @@ def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Li
     different batches, their steps cannot be compared and there is no limit here: only the models are compared.
     """
     if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
-        return [_Limit("what the option changes", distance=None, tolerance=0.0)]
+        return [_Limit("the effect of the option", distance=None, tolerance=0.0)]
     if not has_same_batches:
         return []
     loss_distance = _largest_distance(_losses(a), _losses(b))
@@ -219,7 +219,7 @@ def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Li
 def _largest_distance(
     a: Sequence[float | None], b: Sequence[float | None]
 ) -> float | None:
-    """Return the largest distance of a value of b from that of a, as a share; None if steps cannot be paired."""
+    """Return the largest relative error of b's values against a's; None if the steps cannot be paired."""
     if not a or len(a) != len(b):
         return None
     largest = 0.0
@@ -231,7 +231,7 @@ def _largest_distance(
 
 
 def _distance(value_a: float, value_b: float | None) -> float:
-    """Return how far b is from a, as a share of a; infinite if only one of them is a number, or a is 0."""
+    """Return the relative error of b against a; infinite if b is unknown, or if only a is 0."""
     if value_b is None:
         return inf
     if value_b == value_a:
@@ -282,21 +282,24 @@ def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
 
     The unit is samples, else tokens. If neither was counted in the batches of both runs, the options give it.
     """
-    counted_a, counted_b = _counted_sizes(a), _counted_sizes(b)
-    units = [unit for unit in counted_a if unit in counted_b]
-    if units:
-        return _difference_in(units, counted_a, counted_b)
-    configured_a, configured_b = _configured_sizes(a), _configured_sizes(b)
-    units = [unit for unit in configured_a if unit in configured_b]
-    return _difference_in(units[:1], configured_a, configured_b)
+    counted_a = _counted_sizes(a)
+    counted_b = _counted_sizes(b)
+    counted_units = [unit for unit in counted_a if unit in counted_b]
+    if counted_units:
+        return _difference_in(counted_units, counted_a, counted_b)
+    configured_a = _configured_sizes(a)
+    configured_b = _configured_sizes(b)
+    configured_units = [unit for unit in configured_a if unit in configured_b]
+    # The first unit is samples if both runs have them. Then the number of batches may differ.
+    return _difference_in(configured_units[:1], configured_a, configured_b)
 
 
 def _difference_in(
     units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
 ) -> SizeDifference | None:
-    """Return the sizes in the first of ``units`` in which they differ; None if they are alike in all."""
+    """Return the sizes in the first of ``units`` in which they differ; None if they differ in none."""
     for unit in units:
-        # tokens of texts of varying length differ a little anyway
+        # The number of tokens differs slightly anyway if texts vary in length.
         tolerated = MARGIN * a[unit]
         if abs(b[unit] - a[unit]) > tolerated:
             return SizeDifference(unit, size_a=a[unit], size_b=b[unit])

@@ -1,4 +1,4 @@
-"""Show the progress of a sweep: a line for each cell that has ended, and on a terminal a line on running cells."""
+"""Show the progress of a sweep: a line for each cell that has ended, and on a terminal a line about running cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_profiler.sweep.schedule import OUTPUT_FILE, Watcher, last_lines
 
 
 class LineDisplay(Watcher):
-    """A watcher that prints lines, and on a terminal updates a last line on what runs in ``folder``."""
+    """A watcher that prints lines, and on a terminal updates a last line about the cells that run in ``folder``."""
 
     def __init__(
         self, folder: Path, console: Console | None, clock: Callable[[], float]
@@ -28,7 +28,7 @@ class LineDisplay(Watcher):
         self._folder = folder
         self._console = console or Console()
         self._clock = clock
-        # by cell, its device, and when it began
+        # id of a running cell → its device, and when it began
         self._running: dict[str, tuple[str | None, float]] = {}
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -47,7 +47,7 @@ class LineDisplay(Watcher):
         self.tick()
 
     def tick(self) -> None:
-        """Redraw the line of running cells; nothing where no terminal is."""
+        """Redraw the line about running cells, if there is a terminal."""
         if not self._console.is_terminal:
             return
         parts = [self.progress()]
@@ -59,7 +59,8 @@ class LineDisplay(Watcher):
                 f"{state}: {cell_id}, {duration_text(self._clock() - begin_s)}"
             )
         line = Text(printable("; ".join(parts)), no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(line), refresh=True)  # a Text alone would be wrapped
+        # ``Live`` would wrap a Text that is not in a Group
+        self._live.update(Group(line), refresh=True)
 
     def progress(self) -> str:
         """Return the progress as text."""
@@ -72,9 +73,9 @@ class LineDisplay(Watcher):
 
 
 class Display(LineDisplay):
-    """Shows the progress of a sweep of ``cells`` in ``folder``; ``ended_cells`` of them already have an outcome.
+    """Shows the progress of a sweep of ``cells`` in ``folder``.
 
-    ``slots`` is the number that run at the same time.
+    ``ended_cells`` is the number of cells that already have an outcome, ``slots`` the number that run at the same time.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Display(LineDisplay):
         self._status_counts[outcome.status] += 1
         self._ended_cells += 1
         if outcome.status != "refused":
-            # a refusal takes no time, so it does not predict other cells
+            # A refusal takes hardly any time, so it says nothing about the time of other cells.
             self._durations_s.append(outcome.duration_s)
         duration = duration_text(outcome.duration_s)
         line = f"[{self._ended_cells}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"

@@ -1,4 +1,4 @@
-"""Run cells, one in each slot, each within its time limit, and judge how each ended from the files of its process."""
+"""Run cells, as many at a time as there are slots, each within its time limit, and record how each cell ended."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_ru
 from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
-# the file in a cell's folder that takes its stdout and stderr
+# the file in a cell's folder with its stdout and stderr
 OUTPUT_FILE = "output.txt"
 # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
 GRACE_S = 10.0
 
 _REDRAW_S = 0.5
 _COMPILE_CACHE = "compile_cache"
-# bytes at the end of the output in which the last message is looked for
+# the last message is searched in this many bytes at the end of the output
 _TAIL_BYTES = 16384
-# exit codes of processes that were killed by a signal that they do not send to themselves
+# exit codes of processes that another process killed by a signal
 _KILLED_FROM_OUTSIDE = (
     -signal.SIGKILL,
     -signal.SIGTERM,
@@ -50,10 +50,10 @@ def clear(folder: Path, cell: Cell) -> Path:
 
 
 def own_compile_cache(cell_folder: Path) -> dict[str, str]:
-    """Return the variables that give a cell its own compile cache, below its folder, while it runs.
+    """Return the environment variables that give a cell its own compile cache in its folder.
 
-    With a shared cache only the first cell would compile, so first steps could not be compared, and a file that a
-    killed process left half written would fail every later cell. A cache that the user has set is kept.
+    With a shared cache only the first cell would compile, so first steps could not be compared. And a half-written file
+    of a killed process would make every later cell fail. If the user has set a cache, no variables are returned.
     """
     cache = (cell_folder / _COMPILE_CACHE).resolve()
     variables = {
@@ -77,19 +77,20 @@ class Watcher(Protocol):
 class _Running:
     cell: Cell
     device: str | None
-    memory_kills: int  # processes that the OOM killer had ended when the cell began
+    memory_kills: int  # how many processes the OOM killer had ended when the cell began
     begin_s: float  # the time at which the process began
-    # the time of the next signal: SIGTERM, on which the cell may write its record, then SIGKILL
+    # when the next signal is due: SIGTERM, after which the cell may write its record, then SIGKILL
     signal_s: float
     is_asked_to_stop: bool = False
     is_timed_out: bool = False
 
 
 class Schedule:
-    """Runs ``cells`` in order, one per entry of ``devices`` at a time.
+    """Runs ``cells`` in their order, at any time at most one for each entry of ``devices``.
 
-    ``devices`` are the CUDA_VISIBLE_DEVICES of each slot's cells; None leaves it unchanged. ``timeout_s`` is the time
-    limit of a cell, ``environment`` holds variables of every cell, which override those that the schedule sets.
+    An entry of ``devices`` is the value of CUDA_VISIBLE_DEVICES for its cells; None leaves the variable unchanged.
+    ``timeout_s`` is the time limit of a cell. ``environment`` has further variables of every cell, which override those
+    that the schedule sets.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class Schedule:
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._environment = environment or {}
         self._clock = clock
-        self.interrupted = False  # a signal handler sets this: running cells are signalled to end, and no other begins
+        # A signal handler sets this. Then running cells are asked to end, and no further cell begins.
+        self.interrupted = False
 
     def run(self) -> None:
         """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended."""
@@ -125,14 +127,14 @@ class Schedule:
             self._watcher.tick()
 
     def _wait_s(self) -> float:
-        """Return how long to wait for an event: until the next signal is due, or the display is drawn again."""
+        """Return how long to wait for an event: until the next signal or the next update of the display is due."""
         wait_s = _REDRAW_S
         for running in self._running.values():
             wait_s = min(wait_s, running.signal_s - self._clock())
         return max(wait_s, 0.0)
 
     def _begin(self, cell: Cell, device: str | None) -> None:
-        """Start the process of ``cell`` on ``device``, in a folder that was cleared."""
+        """Start the process of ``cell`` on ``device``, in an empty folder."""
         cell_folder = clear(self._folder, cell)
         kills_before = memory_kills()
         environment = own_compile_cache(cell_folder)
@@ -151,7 +153,7 @@ class Schedule:
     def _end(self, event: CellEnded) -> None:
         """Record how the process of a cell ended, and free its device."""
         running = self._running.pop(event.cell)
-        # Compiled kernels of many cells would fill the disk.
+        # The compile caches of many cells would fill the disk.
         shutil.rmtree(self._folder / event.cell / _COMPILE_CACHE, ignore_errors=True)
         self._free_devices.append(running.device)
         process_end = ProcessEnd(
@@ -166,7 +168,7 @@ class Schedule:
         )
 
     def _send_signals(self) -> None:
-        """Ask cells to stop that are over their time limit, or all after an interrupt; kill those that ignore it."""
+        """Ask cells to stop: those over their time limit, or all after an interrupt. Kill those that do not stop."""
         now_s = self._clock()
         for running in self._running.values():
             is_due = now_s >= running.signal_s
@@ -192,9 +194,9 @@ class ProcessEnd:
     # the exit code, negative for the signal that killed the process; None if it is unknown
     code: int | None
     duration_s: float  # seconds from its start to its end
-    # the time limit at which it was stopped; None if it was not
+    # the time limit after which it was stopped; None if it was not stopped for that reason
     timeout_s: float | None = None
-    # processes on this machine that the OOM killer ended meanwhile
+    # how many processes on this machine the OOM killer ended while it ran
     memory_kills: int = 0
     lost_reason: str | None = None  # why the exit code is unknown; None if it is known
 
@@ -209,7 +211,7 @@ class ProcessEnd:
 
 
 def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOutcome:
-    """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
+    """Determine how a cell of the sweep in ``folder`` ended, and write its outcome, also for TensorBoard's HPARAMS."""
     cell_folder = folder / cell.id
     run = cell_folder / "version_0"  # the cell's folder was empty when it began
     record = none_if_unreadable(read_run, run)
@@ -259,11 +261,11 @@ def _status(
 
 
 def _is_conclusive(record: RunRecord, process_end: ProcessEnd) -> bool:
-    """Return whether the record's status is the cell's."""
-    # An interrupted record does not distinguish a timeout from Ctrl-C, and an unfinished one shows nothing.
+    """Return whether the status of the record is that of the cell."""
+    # An interrupted record does not distinguish a timeout from Ctrl-C, and an unfinished one does not show the end.
     if record.status in ("interrupted", "unfinished"):
         return False
-    # A process that was stopped after its run had more to write.
+    # A process that was stopped after a successful run has not written everything.
     return record.status != "ok" or not process_end.is_stopped
 
 
@@ -279,9 +281,9 @@ def _failure_text(record: RunRecord) -> str | None:
 
 
 def _place_text(record: RunRecord | None) -> str:
-    """Return what is added to a reason: where in its run the process was stopped, or that it left no record.
+    """Return the end of a reason: the place in the run where the process was stopped, or that it left no record.
 
-    Empty if there is a record without that place.
+    Return an empty text if the record does not have the place.
     """
     if record is None:
         return "; left no record"

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its locks, its plan, and which of its cells have no outcome yet."""
+"""The folder of a sweep: its locks, its plan, and the cells that have no outcome yet."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LOCK_PAUSE_S = 0.1
 
 
 class SweepFolder:
-    """The folder at ``path`` of ``plan``, or of a ``part`` of it next to other parts; locked until it is closed.
+    """The folder at ``path`` of a sweep with ``plan``, or with a ``part`` of it; it is locked until it is closed.
 
-    ``lock`` is a file descriptor: the folder is locked as long as any process has it open. The server that starts cells
-    holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's
-    own, in the order in which they run. A plan that ``grows`` begins with its first cell; cells that it had when it was
-    killed are in ``plan`` again.
+    ``lock`` is a file descriptor. The folder is locked as long as any process has the descriptor open: the server that
+    starts cells keeps it open until they have ended, but processes that a cell leaves behind must not. ``cells`` are
+    the cells that this process runs, in their order. A plan that ``grows`` (that of ``improve``) begins with one cell;
+    if it is resumed, ``plan`` has the cells of the earlier process again.
     """
 
     def __init__(
@@ -81,14 +81,15 @@ class SweepFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unlock the folder; a sweep that never began is removed, unless another part of it (a job of an array) runs.
+        """Unlock the folder. Remove it if the sweep never began, unless another part of it (a job of an array) runs.
 
         A sweep has begun once its plan is written. Then ``is_new`` is False, and nothing is removed.
         """
         another_part_runs = any(_is_locked(file) for file in self._other_lock_files())
         if self.is_new and not another_part_runs:
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # another run has begun beside it
+            with suppress(OSError):
+                # A parent folder is not empty if another run has begun in it.
                 for folder in self._created_folders[1:]:  # the first is ``path``
                     folder.rmdir()
         os.close(self.lock)
@@ -99,7 +100,7 @@ class SweepFolder:
         return not (self.path / PLAN_FILE).exists()
 
     def begin(self) -> None:
-        """Write the plan with its secrets, which the cells need; only its owner can read a plan with secrets."""
+        """Write the plan. Cells need its secrets; if it has any, only the owner of the file can read it."""
         texts = list(self.plan.configs.values())
         for cell in self.plan.cells:
             texts += cell.arguments
@@ -110,7 +111,7 @@ class SweepFolder:
         (self.path / PLAN_FILE).unlink(missing_ok=True)
 
     def missing(self) -> list[Cell]:
-        """Return the cells without an outcome, or with an interrupt as outcome, in the order in which they run."""
+        """Return the cells that have no outcome or were interrupted, in the order in which they run."""
         return [cell for cell in self.cells if not is_done(self.path, cell)]
 
     def _lock_folder(self, sleep: Callable[[float], None]) -> None:
@@ -124,7 +125,7 @@ class SweepFolder:
         )
 
     def _conflicting_sweep_runs(self) -> bool:
-        """Return whether another sweep runs in this folder; parts of the same count as this one may."""
+        """Return whether another sweep runs in this folder; other parts of the same division of the sweep may run."""
         for file in self._other_lock_files():
             is_sister_part = self._part is not None and file.name.endswith(
                 f"-of-{self._part.count}"
@@ -166,7 +167,7 @@ class SweepFolder:
             self.plan = written_plan
 
     def _check_no_foreign_files(self) -> None:
-        """Raise UsageError if the folder holds files that are no sweep's."""
+        """Raise UsageError if the folder contains files that do not belong to a sweep."""
         if not self.path.is_dir():
             return
         for child in self.path.iterdir():
@@ -198,14 +199,14 @@ def _is_locked(path: Path) -> bool:
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
-    """Whether the cell has ended by itself, with success or failure."""
+    """Return whether the cell has ended by itself, with success or failure."""
     outcome = read_outcome(folder, cell.id)
     return outcome is not None and outcome.status != "interrupted"
 
 
 def _identity(plan: SweepPlan, cell_count: int | None) -> tuple[object, ...]:
-    """Return what two plans of one sweep share, for their first ``cell_count`` cells, or for all."""
-    # A path may be written differently, or have moved; the configs' contents are compared by digest.
+    """Return what two plans of the same sweep have in common, for their first ``cell_count`` cells, or for all."""
+    # Paths are not compared, because they may be written differently. A digest compares the contents of the configs.
     path_options = ("--log_dir=", "--config=")
     calls = {}
     for cell in plan.cells[:cell_count]:

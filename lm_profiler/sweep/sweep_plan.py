@@ -1,6 +1,6 @@
-"""The options of a sweep, and its cells: their names, their calls, their order, and which of them this process runs.
+"""The options of a sweep, and its cells: their names, calls and order, and the part that this process runs.
 
-Values of options stay text as written, because the cells' parser reads them. This module is pure.
+Values of options stay the text that was written, because the parser of the cells reads them. This module is pure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from lm_profiler.record.run_record import Verb
 from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
-MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
+MOST_CELLS = 10_000  # of a sweep; a larger grid is probably a mistake
 # the folder within the sweep's folder for copies of its config files
 CONFIGS = "configs"
 
-_LONGEST_ID = 100  # Most characters of a cell's name. File systems allow 255, but people read it in tables.
+_LONGEST_ID = 100  # characters of a cell's name. File systems allow 255, but people read the names in tables.
+_DIGEST_CHARACTERS = 8
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
 
@@ -37,7 +38,7 @@ class SweepPart:
     count: int
 
     def cells_of(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return every ``count``-th of all ``cells``: the same ones, whatever has run already."""
+        """Return every ``count``-th of all ``cells``, independent of which cells have already run."""
         return list(cells[self.number - 1 :: self.count])
 
 
@@ -60,24 +61,24 @@ def part_of(text: str) -> SweepPart:
 class SweepRequest:
     """Run every combination of some options, each in its own process, and keep the outcome of each.
 
-    The same command runs the missing cells. A cell whose folder is removed is missing again.
+    The same command resumes a sweep: it runs the cells without an outcome. Remove a cell's folder to run it again.
 
     Args:
         file: YAML with any of these options, or the name of a sweep that comes with the package.
         config: Config of every cell, or the name of one that comes with the package, such as demo.
-        grid: Values of an option, as in --grid.model.size small,medium; every combination is run. Values that are
-            lists: [1,2],[3,4].
+        grid: Values of an option, as in --grid.model.size small,medium; every combination is run. If values are lists,
+            write [1,2],[3,4].
         list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
         options: Further options of every cell.
-        verb: What the cells run; it can be swept too, as --grid.verb fit,validate.
-        repeats: Runs of each cell, in rounds of random order.
-        seed: Seed of that order.
-        timeout_s: Longest time of a cell in seconds; no limit if not given.
+        verb: The verb that the cells run; it can be swept too, as in --grid.verb fit,validate.
+        repeats: Number of runs of each cell, in rounds of random order.
+        seed: Seed of this random order.
+        timeout_s: Time limit of a cell in seconds; if not given, there is none.
         name: Name of the sweep; if not given, the file's.
         log_dir: Folder of all runs.
-        devices: GPUs as in CUDA_VISIBLE_DEVICES, each with one cell at a time; [0,1],[2,3] are two pairs.
-        part: Run a part of the cells, such as 2/8: in a job array, for example, each task runs its own part.
-        dry_run: Print the cells' calls, one per line, and run none.
+        devices: GPUs as in CUDA_VISIBLE_DEVICES, each for one cell at a time; [0,1],[2,3] are two pairs of GPUs.
+        part: Run a part of the cells, such as 2/8; in a job array, for example, each task runs its own part.
+        dry_run: Print the command of each cell, and run none.
         format: terminal, or json, with progress on stderr.
         command: The whole call.
     """
@@ -149,7 +150,7 @@ class SweepRequest:
         return values
 
     def _check_swept_options(self) -> None:
-        """Raise UsageError unless something is swept, and each option is one of a run and is set in one place."""
+        """Raise UsageError unless something is swept, and each swept option is one of a run and is set only once."""
         if not self.grid and not self.list and self.repeats == 1:
             raise UsageError(
                 "grid: expected options to sweep, given none; add for example --grid.model.size small,medium"
@@ -184,10 +185,10 @@ def _check_distinct(name: str, values: Sequence[str]) -> None:
 
 
 def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
-    """Return the plan of ``request``: cells in the order of the grid, the last option fastest, repeats side by side.
+    """Return the plan of ``request``. Its cells are in the order of the grid, in which the last option varies fastest.
 
-    ``texts`` are those of its config files, by path. Cells read the copies that the sweep keeps, so that all have the
-    same config even if the file changes. A dry run keeps no copies and names the files themselves.
+    ``texts`` has the text of each config file by its path. Cells read copies of these files in the sweep's folder, so
+    that all have the same config even if a file changes. A dry run makes no copies, and its cells name the files.
     """
     points = _points(request)
     copy_names: dict[str, str] = {}
@@ -234,7 +235,7 @@ def made_plan(
     verb: Verb = "fit",
     seed: int = 0,
 ) -> SweepPlan:
-    """Return a plan; ``texts`` are those of the config files, ``configs`` those of the copies that are kept."""
+    """Return a plan; ``texts`` are the texts of the config files, ``configs`` those of their copies by file name."""
     digest = None
     if texts:
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
@@ -250,7 +251,7 @@ def made_plan(
 
 
 def _points(request: SweepRequest) -> list[dict[str, str]]:
-    """Return the options of each cell, or raise UsageError if there are too many, or one twice."""
+    """Return the options of each cell; raise UsageError if there are too many cells, or two equal ones."""
     entries = request.list or [{}]
     grid_points = math.prod(len(values) for values in request.grid.values())
     count = request.repeats * len(entries) * grid_points
@@ -261,7 +262,7 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
     points: list[dict[str, str]] = []
     for entry in entries:
         for values in itertools.product(*request.grid.values()):
-            # varies the last option fastest
+            # ``product`` varies the last option fastest.
             point = dict(entry)
             point.update(zip(request.grid, values, strict=True))
             points.append(point)
@@ -276,7 +277,7 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
 
 
 def _copy_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return a file name for the copy of each config: its own name, with a number where two are the same."""
+    """Return a file name for the copy of each config: its own name, with a number if two have the same name."""
     stems = {path: Path(config_file(path)).stem for path in paths}
     uses = Counter(stem.lower() for stem in stems.values())
     names = {}
@@ -289,9 +290,9 @@ def _copy_names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def run_order(plan: SweepPlan) -> list[Cell]:
-    """Return the cells in the order in which they run: each repeat is a pass over all cells in a random order.
+    """Return the cells in the order in which they run: each repeat is a round over all cells in a random order.
 
-    So a drift during the sweep, such as a GPU that grows warm, does not affect only the last cells.
+    So a drift during the sweep, such as a GPU that gets warm, does not affect only the cells at the end of the grid.
     """
     draw = random.Random(plan.seed)
     return sorted(plan.cells, key=lambda cell: (cell.repeat, draw.random()))
@@ -309,7 +310,7 @@ def _arguments(
     copies: Mapping[str, str],
     cell_id: str,
 ) -> list[str]:
-    """Return the words of the cell's call; ``copies`` are the paths of the configs' copies by those of the configs."""
+    """Return the words of a cell's call; ``copies`` has the path of the copy of each config by the config's path."""
     arguments = [point.get("verb", request.verb)]
     # A config file overrides the options before it, so configs come first.
     for config in (request.config, point.get("config")):
@@ -327,7 +328,7 @@ def _arguments(
 
 
 def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a name for each point that any file system accepts: ``size=small,precision=bf16-mixed``."""
+    """Return a name for each point that is valid on any file system: ``size=small,precision=bf16-mixed``."""
     labels = _labels(_distinguishing_options(points))
     names = []
     for point in points:
@@ -338,7 +339,7 @@ def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
                 words.append(f"{labels[option]}={plain_value}")
         names.append(",".join(words))
 
-    # some file systems do not distinguish a from A
+    # Some file systems do not distinguish capitals from small letters.
     uses = Counter(name.lower() for name in names)
     distinct_names = []
     for point, name in zip(points, names, strict=True):
@@ -350,7 +351,7 @@ def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _distinguishing_options(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the options in which the points differ; all options of a single point."""
+    """Return the options in which the points differ; for a single point all of its options."""
     values_by_option: dict[str, set[str | None]] = {}
     for point in points:
         for option in point:
@@ -363,10 +364,10 @@ def _distinguishing_options(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def safe_name(text: str, options: Mapping[str, str]) -> str:
-    """Return ``text`` as a name that any file system accepts.
+    """Return ``text`` as a name that is valid on any file system.
 
-    A text that is too long, has other characters or capital letters gets a digest of ``options``: some file systems
-    take names that differ in case for one name.
+    If the text is too long, has special characters or capital letters, a digest of ``options`` is appended: some file
+    systems treat names that differ only in case as equal.
     """
     plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
     has_other_characters = plain != text
@@ -378,8 +379,11 @@ def safe_name(text: str, options: Mapping[str, str]) -> str:
 
 
 def _with_digest(name: str, options: Mapping[str, str]) -> str:
-    digest = hashlib.sha256(repr(list(options.items())).encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST_ID - 9]}-{digest}"
+    """Return ``name``, cut if it is too long, followed by a digest of ``options``."""
+    option_text = repr(list(options.items()))
+    digest = hashlib.sha256(option_text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    name_characters = _LONGEST_ID - len(digest) - 1
+    return f"{name[:name_characters]}-{digest}"
 
 
 def _plain(value: str) -> str:
@@ -387,7 +391,7 @@ def _plain(value: str) -> str:
 
 
 def _labels(options: Iterable[str]) -> dict[str, str]:
-    """Return for each option the last word of its path where no other option has it, else the whole path."""
+    """Return for each option the last part of its path if no other option has the same, else the whole path."""
     last_words = {option: option.rpartition(".")[2] for option in options}
     uses = Counter(last_words.values())
     labels = {}

@@ -1,6 +1,6 @@
-"""TensorBoard's view of a run besides its steps: HPARAMS, and the summary under TEXT.
+"""Write a run for TensorBoard's tabs HPARAMS and TEXT.
 
-Written with TensorBoard's own classes, without torch, so that it also works for a cell that never began.
+This uses TensorBoard's own classes, without torch, so that it also works for a cell that never began.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lm_profiler.report.tables.table_columns import (
     peak_memory,
 )
 
-# The suffix of the file. It lies next to the file of the run's steps: in its own folder it would be a second run.
+# The suffix of the event file. The file is next to that of the run's steps: in another folder it would be another run.
 SUFFIX = ".summary"
 
-# The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
-# the order of the alphabet until others are requested: capitals come before the groups of the steps.
+# The group of the main figures' tags. TensorBoard treats every scalar of a run as a metric, and by default shows the
+# alphabetically first ones: capitals sort before the groups of the steps.
 GROUP = "Summary"
 
 _TEXT_WIDTH = 120  # characters of a line under TEXT
@@ -74,9 +74,9 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
-    """Return the known options by their path, the device, and the words for the run's steps."""
+    """Return the settings that HPARAMS shows: known options by path, the device, and the words about steadiness."""
     values = _option_values(entry)
-    # figures of a noisy run, or a shared machine, show little
+    # Users need to see whether a run was noisy or on a shared machine, because its figures are then less certain.
     values["steadiness"] = COLUMNS["steadiness"].get(entry)
     for path, override in entry.overrides.items():
         values[path] = _overridden_value(entry, path, override)
@@ -84,14 +84,14 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
     for path, value in values.items():
         if value in (None, [], {}):
             continue
-        # TensorBoard holds neither lists nor numbers beyond a float: they become text.
+        # TensorBoard supports neither lists nor numbers beyond the range of floats: they become text.
         is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
         shown_settings[plain(path)] = value if is_number else plain(str(value))
     return shown_settings
 
 
 def _option_values(entry: Entry) -> dict[str, Any]:
-    """Return the compared facts by option or name, and the options of the config that are none of them."""
+    """Return the facts that distinguish runs, by option or name, and the other options of the config."""
     values: dict[str, Any] = {}
     for fact in COMPARED:
         values[fact.option or fact.name] = fact.get(entry)
@@ -102,17 +102,19 @@ def _option_values(entry: Entry) -> dict[str, Any]:
 
 
 def _overridden_value(entry: Entry, path: str, override: str) -> bool | float | str:
-    """Return the value that the run has for an option; where that is no plain one, the text of the call."""
-    value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
+    """Return the run's value of an option; if it is a list or mapping, the text of the call."""
+    value = entry.option(path)
+    if path in OPTIONS:
+        value = OPTIONS[path].get(entry)
     if isinstance(value, (bool, int, float, str)):
         return value
     return override
 
 
 def figures(entry: Entry) -> dict[str, float]:
-    """Return the known figures that are shown for a run as a whole (those with a ``run_tag``), by their tags.
+    """Return the known figures of a run as a whole (those with a ``run_tag``) by their tags, in the tags' units.
 
-    They are in the units that the tags name. Of the peaks of memory there is only the one that tables show.
+    Of the peaks of memory only the one that tables show is included.
     """
     hidden_peaks = {quantity.name for quantity in MEMORY.values()}
     hidden_peaks.discard(peak_memory([entry]).name)  # the one that tables show
@@ -128,9 +130,9 @@ def figures(entry: Entry) -> dict[str, float]:
 
 
 def text(entry: Entry) -> str:
-    """Return the page of a run as Markdown: each section as the terminal prints it, under its heading.
+    """Return the page of a run as Markdown: headings, and each section as a block of text from the terminal.
 
-    TensorBoard breaks the words of a Markdown table where its columns are narrow, but no line of such a block.
+    In a Markdown table TensorBoard would break words if columns are narrow; lines of a block stay whole.
     """
     if entry.record is None:
         reason = entry.reason or "it left no record"
@@ -146,7 +148,7 @@ def text(entry: Entry) -> str:
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
-    """Yield what TensorBoard shows of ``entry``: settings, main figures, the page as text, and the run's end."""
+    """Yield TensorBoard's summaries of ``entry``: settings, main figures, the page as text, and the run's end."""
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
 
@@ -154,7 +156,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
     duration_s = 0.0
     if entry.record is not None:
         duration_s = entry.record.duration_s
-    # An empty trial_id makes the folder the session's name; TensorBoard would average sessions of one name.
+    # With an empty trial_id the folder is the name of the session; TensorBoard averages sessions with the same name.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=start_s)
     yield scalars_summary(figures(entry))
     yield text_pb("summary", text(entry))
@@ -163,7 +165,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
 
 
 def _start_s(entry: Entry) -> float:
-    """Return when the run began, in seconds since 1970; the present if its record does not hold a time."""
+    """Return when the run began, in seconds since 1970; the current time if the record does not have it."""
     if entry.record is None:
         return time.time()
     try:
@@ -173,7 +175,7 @@ def _start_s(entry: Entry) -> float:
 
 
 def _session_end(is_ok: bool, end_s: float) -> Any:
-    """Return HPARAMS' mark that a run has ended."""
+    """Return the summary with which HPARAMS marks a run as ended."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 

@@ -37,13 +37,14 @@ from lm_profiler.record.entry import Entry, collect, machine_of
 from lm_profiler.record.process_spread import ProcessSpread, known_spread
 from lm_profiler.usage_error import UsageError, expect
 
-# The share of calls of ``ab`` whose interval may miss the true ratio at any look, and the pairs after which it is
-# checked. If processes differ by twice the assumed spread, 4.2 % of 1,000 calls are wrong; with LOOKS and 5 % it was
-# 10 % (benchmarks/README.md).
-ERROR, AB_LOOKS = 0.03, LOOKS[1:]
-_FEWEST_PAIRS = 2  # pairs that run whatever the budget
+# The share of calls of ``ab`` whose interval may miss the true ratio at any look. If processes differ by twice the
+# assumed spread, 4.2 % of 1,000 simulated calls were wrong; with all LOOKS and an error of 5 % it was 10 %.
+ERROR = 0.03
+AB_LOOKS = LOOKS[1:]  # the numbers of pairs after which the result is checked
+_FEWEST_PAIRS = 2  # pairs that run even if the budget is too short
 
-_NO_SUCH_PROGRAM = 127  # the exit code of a shell
+_NARROWEST = 1e-3  # half width of the narrowest interval for which pairs are predicted, as a logarithm
+_NO_SUCH_PROGRAM = 127  # the exit code of a shell if the command was not found
 _SET_BY_AB = ("--name", "--log_dir")
 _VERBS = ("fit", "validate", "test", "predict", "run")
 
@@ -56,10 +57,10 @@ for example:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ComparisonOptions):
-    """Run a verb in trees A and B, alternately and each time in a fresh process, until B is FASTER, SLOWER or SAME.
+    """Run a verb in two trees A and B in turns, in fresh processes, until the verdict is FASTER, SLOWER or SAME.
 
-    A tree is a folder, or `git:REF` for a commit of this repository, in a worktree that is removed afterwards. After
-    -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
+    A tree is a folder, or `git:REF` for a commit of this repository, which is checked out into a temporary worktree.
+    After -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
 
     Args:
         a: The tree of A.
@@ -67,7 +68,7 @@ class Options(ComparisonOptions):
         a_options: Additional options of A's call.
         b_options: Additional options of B's call.
         budget: Time for all runs, such as 90s, 10m or 1h.
-        log_dir: Folder of the runs, a/version_<n> and b/version_<n>; logs/ab_2 if logs/ab exists already.
+        log_dir: Folder of the runs, which are in a/version_<n> and b/version_<n>. If it exists, _2 is appended.
     """
 
     PROGRAM_EXAMPLE: ClassVar[str] = "fit --config demo"
@@ -87,10 +88,10 @@ class Options(ComparisonOptions):
             _ = shlex.split(self.a_options), shlex.split(self.b_options)
         except ValueError as error:
             raise UsageError(
-                f"a_options, b_options: expected words as a shell has them ({error})"
+                f"a_options, b_options: cannot be split into words as a shell does ({error})"
             ) from None
         can_write = self.output is None or self.output.absolute().parent.is_dir()
-        expect(can_write, "output", "a file in a folder that is there", self.output)
+        expect(can_write, "output", "a file in an existing folder", self.output)
         expect(
             self.program[0] in _VERBS,
             "ab",
@@ -105,7 +106,7 @@ class Options(ComparisonOptions):
                 )
         if (self.a, self.a_options) == (self.b, self.b_options):
             raise UsageError(
-                f"ab: expected two sides that differ, given {self.a} for both; name for example --a git:main"
+                f"ab: expected two different sides, given {self.a} for both; use for example --a git:main"
             )
 
 
@@ -115,16 +116,11 @@ def run(options: Options) -> int:
     with _tree("a", options.a) as tree_a, _tree("b", options.b) as tree_b:
 
         def run_side(side: str) -> Entry:
+            side_options, tree = options.b_options, tree_b
             if side == "a":
-                return _run(
-                    options.program,
-                    shlex.split(options.a_options),
-                    tree_a,
-                    folder / "a",
-                )
-            return _run(
-                options.program, shlex.split(options.b_options), tree_b, folder / "b"
-            )
+                side_options, tree = options.a_options, tree_a
+            words = shlex.split(side_options)
+            return _run(options.program, words, tree, folder / side)
 
         try:
             pairs = run_in_turns(
@@ -140,10 +136,10 @@ def run(options: Options) -> int:
 
 
 def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
-    """Return the comparison of all runs, with its deciding row replaced by the result of the paired test.
+    """Return the comparison of all runs, in which the deciding row is replaced by the result of the paired test.
 
-    That row is the step, or a row of ``work``: the CPU time of a step, which decides on a busy machine. The comparison
-    of all runs assumes how far processes differ; the pairs show it, so the assumption is dropped.
+    The deciding row is the step, or a row of ``work``, which decides on a busy machine. A comparison assumes how far
+    processes differ; the pairs show it, so the assumption is removed.
     """
     spread = pairs.spread
     comparison = compare(pairs.a, pairs.b, spread, same_within)
@@ -160,7 +156,7 @@ def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
     notes = [
         *comparison.notes,
         f"{pairs.end_reason}; the interval of the deciding figure is corrected for repeated checks",
-        f"{spread.text}; the pairs have more weight",
+        f"{spread.text}; the runs of the pairs have more weight",
     ]
     return replace(
         comparison,
@@ -193,7 +189,7 @@ def _new_folder(preferred: Path) -> Path:
 
 
 def _advice(decision: PartChange, pairs: int) -> str:
-    """Return what would make the result clear, after so many pairs."""
+    """Return what would make the result clear; ``pairs`` is the number of pairs so far."""
     if decision.interval is None:
         return "use a larger --budget"
     needed = pairs_needed(decision.interval, pairs)
@@ -213,7 +209,7 @@ class Pairs:
 
     @property
     def spread(self) -> ProcessSpread:
-        """How far equal processes differ: by the user's option, or else as is known of the machine."""
+        """How far equal processes differ: the user's option, or else the value that is known for the machine."""
         return self.users_spread or known_spread(machine_of(self.a))
 
     def decision(
@@ -221,8 +217,7 @@ class Pairs:
     ) -> PartChange:
         """Return the row that decides, with an interval that holds at all looks together.
 
-        If the pairs are the last ones, this is the last look, whenever it comes: the looks that were planned after it
-        do not widen the interval.
+        If ``is_final``, there is no later look, so those that were planned do not widen the interval.
         """
         looks: tuple[int, ...] = AB_LOOKS
         if is_final:
@@ -240,14 +235,19 @@ def run_in_turns(
     clock: Callable[[], float],
     spread: ProcessSpread | None = None,
 ) -> Pairs:
-    """Return the runs of both sides, a or b, which take turns to be first; two pairs run whatever the budget."""
+    """Run pairs until the result is clear or the budget ends, and return the runs of both sides.
+
+    ``run_side`` runs the side "a" or "b". The sides take turns to run first. Two pairs run in any case.
+    """
     pairs = Pairs(a=[], b=[], users_spread=spread)
     start_s = clock()
     for number in range(AB_LOOKS[-1]):
-        spent_s = clock() - start_s
-        if number >= _FEWEST_PAIRS and spent_s + spent_s / number > budget_s:
-            pairs.end_reason = f"the budget ended after {number} pairs"
-            return pairs
+        if number >= _FEWEST_PAIRS:
+            spent_s = clock() - start_s
+            mean_pair_s = spent_s / number
+            if spent_s + mean_pair_s > budget_s:
+                pairs.end_reason = f"the budget ended after {number} pairs"
+                return pairs
         order = "ab" if number % 2 else "ba"
         for side in order:
             runs = pairs.a if side == "a" else pairs.b
@@ -260,14 +260,16 @@ def run_in_turns(
 
 
 def pairs_needed(interval: RatioInterval, pairs: int) -> int:
-    """Return about how many pairs like the ``pairs`` of an UNCLEAR interval would make its verdict clear."""
+    """Return about how many pairs in total would give a clear verdict; ``interval`` is that of ``pairs`` pairs."""
     distance = abs(math.log(interval.ratio))
     half_width = math.log(interval.high / interval.ratio)
-    # the interval must exclude 1, or lie within the margin around it
-    gap = max(MARGIN - distance, 1e-3)
+    # A clear interval lies within the margin around 1, or does not contain 1.
+    needed_half_width = max(MARGIN - distance, _NARROWEST)
     if distance > MARGIN:
-        gap = max(gap, distance)
-    return max(pairs + 1, math.ceil(pairs * (half_width / gap) ** 2))
+        needed_half_width = max(needed_half_width, distance)
+    # The width falls with the square root of the number of pairs.
+    factor = (half_width / needed_half_width) ** 2
+    return max(pairs + 1, math.ceil(pairs * factor))
 
 
 def _measured(entry: Entry) -> Entry:
@@ -310,11 +312,10 @@ def _run(
     )
     runs: list[Entry] = []
     if folder.is_dir():
-        runs = []
         for entry in collect([folder]).entries:
             if entry.folder not in earlier_runs:
                 runs.append(entry)
-    # a program of the user's own may fail after its training was profiled
+    # With ``run``, the user's program may fail after its training was profiled.
     has_failed = program[0] != "run" and process.returncode != OK
     if runs and not has_failed:
         return runs[-1]
@@ -329,7 +330,7 @@ def _run(
 
 
 def _call(program: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
-    """Return the call of a side; its options stand before ``--``, after which comes a program of the user's own."""
+    """Return the call of a side; the side's options are inserted before ``--``, which precedes the user's program."""
     end = len(program)
     if "--" in program:
         end = program.index("--")
@@ -341,7 +342,10 @@ def _call(program: Sequence[str], options: Sequence[str], folder: Path) -> list[
 
 
 def _python_paths(tree: Path) -> list[str]:
-    """Return ``PYTHONPATH`` for ``tree``: imports from this repository, editable ones too, then come from there."""
+    """Return the folders of ``PYTHONPATH`` for ``tree``.
+
+    Folders of this repository, including those of editable installs, are replaced by the same folders of the tree.
+    """
     current = Path.cwd()
     repository = Path(_git("rev-parse", "--show-toplevel") or current)
     users_paths = [
@@ -370,7 +374,7 @@ def _python_paths(tree: Path) -> list[str]:
 
 
 def _editable_paths() -> list[str]:
-    """Return the folders of packages that setuptools installed by a finder of modules, which comes after all paths."""
+    """Return the folders of editable packages that setuptools installed with an import finder instead of a path."""
     paths = []
     for name, module in [*sys.modules.items()]:
         if name.startswith("__editable__"):
@@ -381,20 +385,20 @@ def _editable_paths() -> list[str]:
 
 @contextmanager
 def _tree(side: str, tree: str) -> Iterator[Path]:
-    """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards."""
+    """Yield the folder of a tree; for ``git:REF`` it is a worktree, which is removed afterwards."""
     if not tree.startswith("git:"):
         if not Path(tree).is_dir():
             raise UsageError(f"{side}: expected a folder or git:REF, given {tree}")
         if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
             print_message(
-                f"ab: {side.upper()} has changes that are not committed: they are measured too"
+                f"ab: {side.upper()} has uncommitted changes, which are measured too"
             )
         yield Path(tree).absolute()
         return
     ref = tree.removeprefix("git:")
     if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
         raise UsageError(
-            f"{side}: expected a state of this repository, such as git:main, given {tree}"
+            f"{side}: expected a commit of this repository, such as git:main, given {tree}"
         )
     current = Path.cwd()
     current_in_repository = current.relative_to(
@@ -403,7 +407,7 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
     try:
         if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
-            raise UsageError(f"{side}: git could not make a worktree of {ref}")
+            raise UsageError(f"{side}: git could not create a worktree of {ref}")
         yield folder / "tree" / current_in_repository
     finally:
         _git("worktree", "remove", "--force", str(folder / "tree"))

@@ -35,19 +35,19 @@ _MAX_BYTES = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Time collectives between processes of this machine, at several sizes: median with its interval, bandwidths.
+    """Time collectives between processes of this machine at several sizes: medians with intervals, and bandwidths.
 
-    A repeat lasts until the slowest process is done. Each result is checked once.
+    A repeat ends when the slowest process has finished. Each result is checked once.
 
     Args:
         ops: all_reduce, all_gather, reduce_scatter, broadcast; if not given, all of them.
-        sizes: Sizes such as 1MB or 64MiB, the sum over all processes, as nccl-tests counts them.
-        processes: Number of processes; several numbers run one group after another. If not given, 2, or one for each
-        GPU.
-        backend: gloo (on the CPU), nccl (a GPU for each process); if not given, what the machine has.
-        repeats: Most repeats of a row.
+        sizes: Sizes such as 1MB or 64MiB, summed over all processes, as nccl-tests counts them.
+        processes: Number of processes; several numbers are measured one after another. If not given, 2 or one per GPU.
+        backend: gloo (on the CPU) or nccl (one GPU per process); if not given, nccl with several GPUs, else gloo.
+        repeats: Largest number of repeats of a row.
         budget_s: Seconds that a row may take; six repeats are made in any case.
-        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, by the suffix of output.
+        format: terminal, markdown, latex, typst, csv, json or parquet; if not given, it follows from the suffix of
+            output.
         output: Write the table to this file.
         plot: Draw bus bandwidth against size into this file: .svg, .png or .pdf.
     """
@@ -98,7 +98,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the table, even if a process failed meanwhile; return 1 if one did."""
+    """Print or write the table, even if a process failed, and return the exit code: 1 if one failed."""
     rows: list[LinkFigures] = []
     code = OK
     try:
@@ -107,7 +107,7 @@ def run(options: Options) -> int:
     except RankFailed as error:
         message = str(error)
         if rows:
-            message += "; the table shows the results before that"
+            message += "; the table shows the results until then"
         print_message(message)
         code = FAILED
     finally:
@@ -126,7 +126,7 @@ def run(options: Options) -> int:
 
 def _measure(options: Options) -> Iterator[LinkFigures]:
     """Yield a row for each collective, size and group of processes, as soon as it is measured."""
-    import torch  # not for --help
+    import torch  # imported here, because --help does not need it
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stubs lack it
 
     from lm_profiler.measure.device.environment import cpu_cores
@@ -134,7 +134,7 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
 
     gpus = torch.cuda.device_count()
     groups = _groups(options, gpus, has_nccl=torch.distributed.is_nccl_available())
-    # The processes find each other through it, at MASTER_PORT or any free port.
+    # The processes find each other through this store, at MASTER_PORT or any free port.
     store = TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
     sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
     for index, (backend, count) in enumerate(groups):
@@ -162,7 +162,7 @@ def _groups(options: Options, gpus: int, has_nccl: bool) -> list[tuple[str, int]
     """Return the backend and the number of processes of each group.
 
     Raises:
-        UsageError: this machine lacks the GPUs.
+        UsageError: this machine does not have enough GPUs.
     """
     default_backend = "nccl" if gpus > 1 and has_nccl else "gloo"
     default_counts = {"nccl": (max(gpus, 2),), "gloo": (2,)}

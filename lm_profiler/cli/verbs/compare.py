@@ -1,4 +1,4 @@
-"""The verb ``compare``: is B faster than A, by runs that exist? Options and output are shared with ``ab``."""
+"""The verb ``compare``: compare existing runs. Its options and its output are shared with ``ab``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lm_profiler.report.run.comparison_table import (
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
-# the verdicts for which a call fails, by what the user requested
+# the value of ``--fail_on`` → the verdicts for which the call fails
 _FAILING = {None: (), "slower": ("SLOWER",), "unclear": ("SLOWER", "UNCLEAR")}
 
 
@@ -41,12 +41,12 @@ class ComparisonOptions:
 
     Args:
         fail_on: Exit with 1 if B is SLOWER; with unclear, also if it is UNCLEAR.
-        spread: Spread of equal processes (std, as a share, such as 0.03). If not given, what selftest has
-            seen on this machine, or else 0.05.
-        same_within: B is SAME if any difference is below this share.
-        format: terminal, markdown, json; or junit, which CI services read.
-        github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
-            and print an annotation. If not given, only if GITHUB_STEP_SUMMARY is set.
+        spread: How far equal processes differ (std, as a share such as 0.03). If not given, the value that selftest
+            measured on this machine, or else 0.05.
+        same_within: B is SAME if the difference is certainly below this share.
+        format: terminal, markdown, json, or junit for CI services.
+        github: In a GitHub job, append a summary, set the outputs verdict, ratio, low and high, and print an
+            annotation. If not given, only if GITHUB_STEP_SUMMARY is set.
         output: Write to this file instead of the terminal.
     """
 
@@ -74,7 +74,7 @@ class ComparisonOptions:
 
     @property
     def process_spread(self) -> ProcessSpread | None:
-        """The spread that the user gave; None if the machine's is to be looked up."""
+        """The spread that the user gave; None if that of the machine should be used."""
         if self.spread is None:
             return None
         return ProcessSpread(self.spread, math.inf, is_set_by_user=True)
@@ -96,7 +96,7 @@ def write_comparison(
     if write_for_github(
         options.github, partial(github_summary, comparison), github_outputs(comparison)
     ):
-        # GitHub reads both streams; output for programs stays clean
+        # GitHub reads both streams. The annotation must not be mixed into output for programs.
         is_for_people = options.format == "terminal" or options.output is not None
         stream = sys.stdout if is_for_people else sys.stderr
         stream.write(github_annotation(comparison, fails))
@@ -117,15 +117,16 @@ for example:
 class Options(ComparisonOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
-    Each has a ratio, its interval, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
-    If other programs used the machine, times are upper bounds: then CPU time and waiting decide, or it is UNCLEAR.
+    Each figure gets a ratio with an interval, and a verdict: FASTER, SLOWER, SAME or UNCLEAR. Several runs of a side
+    are repeats. If other programs used the machine, times are only upper bounds. Then the step without waits for a CPU
+    and the CPU time decide; if they are unknown, the verdict is UNCLEAR.
 
     Args:
         config: A YAML file of these options.
-        folders: Two folders, A and B, each of a run, its repeats, or a sweep's cell.
+        folders: Two folders, A and B, each with a run, with its repeats, or of a cell of a sweep.
         a: The runs of A, if they are in several folders.
         b: The runs of B, if they are in several folders.
-        unlike: Also compare runs that do different work.
+        unlike: Compare the runs even if they do different work.
     """
 
     WORDS: ClassVar[str] = "folders"
@@ -151,12 +152,13 @@ class Options(ComparisonOptions):
 
 
 def run(options: Options) -> int:
-    """Print or write the comparison and return the exit code: 1 if its verdict is one that ``--fail_on`` asks for."""
+    """Print or write the comparison and return the exit code: 1 if ``--fail_on`` names its verdict."""
     paths_a, paths_b = options.a, options.b
     if options.folders:
         paths_a, paths_b = options.folders[:1], options.folders[1:]
     try:
-        entries_a, entries_b = _entries("A", paths_a), _entries("B", paths_b)
+        entries_a = _entries("A", paths_a)
+        entries_b = _entries("B", paths_b)
         comparison = compare(
             entries_a, entries_b, options.process_spread, options.same_within
         )
@@ -168,7 +170,7 @@ def run(options: Options) -> int:
         )
         expected = "compare: expected runs of the same work on the same device"
         raise UsageError(
-            f"{expected}, given {differences}\n--unlike to compare them anyway"
+            f"{expected}, given {differences}\nuse --unlike to compare them anyway"
         )
     return write_comparison(comparison, options, "compare")
 

@@ -1,4 +1,4 @@
-"""The verb ``improve``: try what would make a training step faster, and prove it."""
+"""The verb ``improve``: try changes that may make a training step faster, and prove which do."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _UNKNOWN_PREFETCH = (
     "the number of prefetched batches is unknown, because the loader is not a single DataLoader of torch: "
     "a gain may come from batches that were prepared before the measured steps"
 )
-_NO_TIME = "the first setting's own run did not end within the budget, and no change can be judged without it"
-# A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
-# share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
+_NO_TIME = "the first setting's run did not end within the budget, and no change can be judged without it"
+# The time limit of a run: this multiple of the first setting's run, or this share of the budget, whichever is larger.
+# So a run that hangs does not use up the budget, which has to suffice for two pairs of runs.
 _LIMIT_IN_RUNS, _LIMIT_IN_BUDGETS = 2.0, 1 / 4
-# by how a search ended; any other end is OK
+# how a search ended → the exit code; any other end is OK
 _EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}
 
 
@@ -76,7 +76,7 @@ def run(request: ImproveRequest) -> int:
 
 
 def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
-    """Return the plan, which grows by each cell that is requested, and the calls of its cells."""
+    """Return the plan, which grows with each requested cell, and the factory of its cells."""
     configs: dict[str, str] = {}
     call = ["fit"]
     if request.config is not None:
@@ -119,14 +119,14 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 enough_s = baseline.took_s * (1 + FEWEST_RUNS)
                 if request.budget_s < enough_s:
                     print_message(
-                        f"budget: may be too short for any change; --budget={math.ceil(enough_s)}s is enough for one"
+                        f"budget: may be too short to try a change; --budget={math.ceil(enough_s)}s is enough for one"
                     )
                 cells.limit_s = max(
                     _LIMIT_IN_BUDGETS * request.budget_s,
                     _LIMIT_IN_RUNS * baseline.took_s,
                 )
                 record = _search(request, cells, calls, baseline, display)
-            except Interrupted as error:  # in the first setting's own run
+            except Interrupted as error:  # during the run of the first setting
                 reason = f": {error}" if error.args else ""
                 print_message(
                     f"interrupted{reason}; run the same command again to resume"
@@ -150,10 +150,12 @@ def _search(
     baseline: FinishedCell,
     display: ImproveDisplay,
 ) -> ImproveRecord:
-    """Try the changes that the first setting's run leaves open; return the record of the search."""
+    """Try the changes that the first setting's run suggests; return the record of the search."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with suppress(RecordError):
-        started = read_improve(cells.folder.path).started  # by an earlier call
+        started = read_improve(
+            cells.folder.path
+        ).started  # An earlier call has started the search.
     account = Account(request, started, baseline.took_s)
     try:
         baseline_run = baseline.record
@@ -162,7 +164,7 @@ def _search(
 
     changes = _changes_to_try(request, baseline, baseline_run)
     notes = [
-        f"in the first setting's own run, {line}"
+        f"in the first setting's run, {line}"
         for line in contention_lines(baseline_run.contention)
     ]
     if baseline_run.loader is None or baseline_run.loader.used_up is None:
@@ -244,10 +246,15 @@ def _print_end(
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
-    """Return YAML for ``fit --config``: the options of the first call and the changes."""
+    """Return YAML for ``fit --config``: the options of the first call with the accepted changes.
+
+    A comment above the options has the command of the search, and the changes.
+    """
     changes = [f"--{name}={text}" for name, text in record.options.items()]
-    heading = "\n".join([f"{record.command} changed:", *changes])
-    comment = "".join(f"# {line}\n" for line in heading.splitlines())
+    heading = [f"{record.command} changed:", *changes]
+    # A command may have several lines.
+    comment_lines = "\n".join(heading).splitlines()
+    comment = "".join(f"# {line}\n" for line in comment_lines)
     content = Call([*call, *changes]).content
     options = yaml.safe_dump(content, sort_keys=False)
     return comment + options

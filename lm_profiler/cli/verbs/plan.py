@@ -66,7 +66,7 @@ _LIMIT_S = 600.0  # seconds of CPU time for one rehearsal
 
 _PARALLEL = 2  # rehearsals that run at the same time; each keeps one core busy
 
-# bytes of a unit, without its b
+# the unit of a size without its "b" → its bytes
 _UNITS = {
     "k": 1000,
     "m": 1000**2,
@@ -78,7 +78,7 @@ _UNITS = {
     "ti": 1 << 40,
 }
 
-# the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
+# the largest ``--memory`` that is accepted: 1024 TiB, a hundred times the memory of any machine
 _MAX_BYTES = 1 << 50
 
 
@@ -90,12 +90,15 @@ class Options:
 
     Args:
         device: The GPU, by a name such as H100 or "A100 80GB"; if not given, this machine.
-        memory: Memory of the device, such as 80GiB, instead of its usual size.
-        bandwidth: Bytes per second that each of several devices can send to others, such as 450e9 for an H100's NVLink;
-            if not given, the floor of the step excludes communication.
-        allocations: Add the largest allocations at the peak, what is saved for backward, and three moments.
-        plot: memory_timeline, the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or .html.
-        format: terminal, markdown, latex, typst, or json with all figures; if not given, by output's suffix.
+        memory: Memory of the device, such as 80GiB, if it differs from the usual size.
+        bandwidth: Bytes per second that each of several devices can send to the others, such as 450e9 for an H100's
+            NVLink; if not given, the floor of the step excludes communication.
+        allocations: Also print the largest allocations at the peak, the tensors saved for backward, and the memory at
+            three moments.
+        plot: memory_timeline draws the bytes in use over one step by cause; with --output FILE.svg, .png, .pdf or
+            .html.
+        format: terminal, markdown, latex, typst, or json with all figures; if not given, it follows from the suffix of
+            output.
         output: Write the plot, or the tables if there is no plot, to this file.
         options: Options of fit.
     """
@@ -136,7 +139,7 @@ def run(options: Options) -> int:
     """Print or write the plan; return the exit code: 1 if ``fit`` would refuse the run, or it cannot be planned."""
     file = options.output if options.plot is None else None
     tables = list[Table]()
-    # On a terminal each table is shown as soon as it is known: remedies take a while.
+    # On a terminal each table is shown as soon as it is known, because rehearsing remedies takes a while.
     is_for_terminal = file is None and options.format == "terminal"
     show_table = show if is_for_terminal else tables.append
     try:
@@ -164,18 +167,14 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
         CannotPlan: the run cannot be rehearsed.
     """
     device = _device(options)
-    sys.path.append(str(Path.cwd()))  # as fit does: a user's module is there
-    plans: list[Planned] = []
-    for answer in _rehearsed(
-        options.options,
-        device,
-        [
-            _Question(options=(), maximized="batch"),
-            _Question(options=(), maximized="context"),
-        ],
-    ):
-        plans.append(_checked(answer))
-    batch_plan, context_plan = plans
+    # as ``fit`` does, because a user's module may be there
+    sys.path.append(str(Path.cwd()))
+    questions = [
+        _Question(options=(), maximized="batch"),
+        _Question(options=(), maximized="context"),
+    ]
+    answers = _rehearsed(options.options, device, questions)
+    batch_plan, context_plan = [_checked(answer) for answer in answers]
     largest_context = context_plan.largest
     for line in other_meanings([batch_plan.settings.get("model.size", "")]):
         print_message(line)
@@ -236,9 +235,9 @@ def _smaller_settings(
     options: Sequence[str],
     device: Capacity,
 ) -> list[tuple[Smaller, Planned]]:
-    """Return remedies for a run that does not fit, with their plans: single ones, and combinations if none is enough.
+    """Return remedies for a run that does not fit, with their plans; combinations if no single remedy is enough.
 
-    Each costs a rehearsal.
+    Each remedy takes a rehearsal.
     """
     rehearsed = _rehearsed_remedies(
         remedies(batch_plan, largest_context), options, device
@@ -252,7 +251,7 @@ def _smaller_settings(
 def _rehearsed_remedies(
     candidates: Sequence[Smaller], options: Sequence[str], device: Capacity
 ) -> list[tuple[Smaller, Planned]]:
-    """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse some."""
+    """Return the remedies that could be rehearsed, with their plans; the module or the Trainer may refuse some."""
     questions = [_Question(candidate.words, "nothing") for candidate in candidates]
     answers = _rehearsed(options, device, questions)
     rehearsed: list[tuple[Smaller, Planned]] = []
@@ -263,7 +262,7 @@ def _rehearsed_remedies(
 
 
 class _Question(NamedTuple):
-    """A rehearsal to make: with further options, and maximizing ``batch``, ``context`` or ``nothing``."""
+    """A rehearsal with further options, which looks for the largest ``batch`` or ``context``, or for ``nothing``."""
 
     options: Sequence[str]
     maximized: str
@@ -273,7 +272,7 @@ def _rehearsed(
     options: Sequence[str], device: Capacity, questions: Sequence[_Question]
 ) -> Iterator[Planned | Unplanned]:
     """Rehearse the call once for each question; a few run at a time."""
-    # torch is imported only where a plan is made, not for --help
+    # Importing it imports torch, which --help does not need.
     from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
 
     quiet_libraries()
@@ -297,7 +296,7 @@ def _rehearsed(
 def _show_timeline(
     timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]
 ) -> None:
-    """Print the allocations of ``timeline`` and draw it, as far as the options request it."""
+    """Print the allocations of ``timeline``, and draw it, if the options request this."""
     if options.allocations:
         for table in allocation_tables(timeline):
             has_heading = bool(table.above[0])
@@ -313,7 +312,7 @@ def _show_timeline(
 
 
 def _device(options: Options) -> Capacity:
-    """Return the name and the memory of the device that the options request, or else of this machine's."""
+    """Return the name and the memory of the device that the options name, or else those of this machine's device."""
     memory_bytes = None
     if options.memory is not None:
         memory_bytes = size_bytes(options.memory, "memory", "80GiB")
@@ -348,7 +347,7 @@ def _own_device() -> Capacity:
 def size_bytes(
     text: str, option: str, example: str, max_bytes: int = _MAX_BYTES
 ) -> int:
-    """Return ``text``, the value of ``option``, as bytes; UsageError: it is not a size up to ``max_bytes``."""
+    """Return the bytes of ``text``, the value of ``option``; UsageError: it is not a size up to ``max_bytes``."""
     message = f"{option}: expected a size such as {example}, at most {max_bytes >> 40}TiB, given {text[:100]!r}"
     match = re.fullmatch(
         r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE

@@ -77,21 +77,21 @@ EXAMPLES = """\
 for example:
   lm_profiler report logs
   lm_profiler report logs --columns name,device,data.batch_size,step_s,allocated_peak_bytes --output runs.csv
-  lm_profiler report --columns help            the name of every column
+  lm_profiler report --columns help            prints the names of all columns
   lm_profiler report logs --where verb=fit,precision!=32-true
   lm_profiler report logs/sweep --group_by size,precision
   lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
   lm_profiler report logs/attention --columns attention,step_s --relative attention=sdpa
   lm_profiler report logs/small --warmup 0 1 2 5
   lm_profiler report logs --layout wide --warmup 0 5 --steps 10
-  lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
-  lm_profiler report logs/old --again          by this version's rules, and what differs
+  lm_profiler report logs --layout modes       forward only, forward + backward, full step: mean ± std
+  lm_profiler report logs/old --again          judged by the rules of this version, with the differences
   lm_profiler report logs/small --plot memory_timeline --output memory.png
   lm_profiler report logs/attention --plot heat --by context_length --value step_s --output heat.svg
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
 _FOR_PEOPLE = ("terminal", "markdown")
-# options that ask for a table even of a single run, as the formats for programs do
+# Options that request a table. Without them, and in a format for people, a single run is shown as a page.
 _TABLE_OPTIONS = (
     "columns",
     "group_by",
@@ -104,7 +104,7 @@ _TABLE_OPTIONS = (
     "allocations",
     "mfu",
 )
-# options of which a call may have one: each decides what is shown
+# options that decide what is shown; a call may have only one of them
 _WAYS = ("columns", "pivot", "kernels", "allocations", "mfu", "plot", "layout")
 
 Content = TypeVar("Content")
@@ -112,41 +112,40 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Print tables of runs, of folders of runs and of sweeps, in any mix.
+    """Print tables of any mix of runs, folders of runs, and sweeps.
 
-    A sweep's repeats share a row; a single run is shown as a page of all its figures, unless an option asks for a
-    table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
+    The repeats of a sweep share a row. A single run is shown as a page with all its figures, unless an option requests
+    a table. CSV, JSON and Parquet contain SI values and all facts; the other formats are for people.
 
     Args:
         config: A YAML file of these options.
         runs: Folders of runs or sweeps, or a folder above them.
-        where: Use only runs for which all of these hold, such as verb=fit,size=small; != excludes. Several values for
-            one name are alternatives, as in size=small,size=large.
-        columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
-        group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
-        pivot: Two facts, one for the rows and one for the columns; several, separated by commas.
-        value: The figure that a pivot, or a plot of kind line, bars or heat, shows; if not given, step_s.
-        relative: A fact and its value, such as attention=sdpa: behind each figure, its ratio to the row with this value
-            and the same other facts, with an interval. In a pivot, columns at its end with how many times faster.
+        where: Use only runs that meet all of these conditions, such as verb=fit,size=small; != excludes a value.
+            Several values for one name are alternatives, as in size=small,size=large.
+        columns: Names of facts, figures, or options such as data.batch_size; `help` lists the names.
+        group_by: Runs that share the values of these facts share a row; `folder` gives each run its own row.
+        pivot: Two facts, one for the rows and one for the columns; each may be several facts, separated by commas.
+        value: The figure of a pivot, or of a plot of kind line, bars or heat; if not given, step_s.
+        relative: A baseline, such as attention=sdpa. Each figure is followed by its ratio, with an interval, to the row
+            that has this value and is otherwise equal. A pivot gets further columns with the speed-up.
         layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
-            run, means and standard deviations. devices: sizes down, devices across. modes: forward only, forward +
-            backward, full step. warmups: a row for each pass and warm-up. kernels: by context, the share of matmuls in
-            inference and training, the largest kernel of each pass, and the largest that is no product.
-        warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
-        steps: Use this many steps of each run, and leave out runs with fewer.
-        kernels: Print the kernels that took the device's time, from the trace of each run.
-        mfu: Print the MFU of each run by the conventions of others beside ours, with their formulas and sources.
-        again: Conclude again, by this version's rules, from each run's evidence, and show what differs from its record.
-        allocations: Print the largest allocations at the peak of one step, tensors saved for backward, and the memory
-            at three moments.
-        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; or line, bars or heat for any figure,
-            see value; with --output FILE.svg, .png, .pdf or .html.
-        by: The horizontal axis of a plot; the rows of bars and heat.
-        log: Logarithmic axes for a plot.
-        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; junit
-            for CI services.
-        github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, only if
-            GITHUB_STEP_SUMMARY is set.
+            run with means and standard deviations. devices: a row per size, a column per device. modes: forward only,
+            forward + backward, full step. warmups: a row for each pass and number of warm-up steps. kernels: by context
+            length, the share of matmuls, the largest kernel of each pass, and the largest that is not a product.
+        warmup: Drop this many first steps of each run instead of its own warm-up; several numbers give several rows.
+        steps: Use this many steps of each run, and leave out runs with fewer steps.
+        kernels: Print the kernels that took the most time, from the trace of each run.
+        mfu: Print the MFU of each run by the conventions of several projects, with their formulas and sources.
+        again: Judge each run again from its evidence by the rules of this version, and show the differences.
+        allocations: Print the largest allocations at the peak of one step, the tensors that are saved for backward, and
+            the memory at three moments.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; or line, bars or heat, which show the
+            figure of --value; with --output FILE.svg, .png, .pdf or .html.
+        by: The fact or option on the horizontal axis of a plot, or in the rows of bars and heat.
+        log: Draw a plot with logarithmic axes.
+        format: terminal, markdown, latex, typst, csv, json, parquet, html, or junit for CI services; if not given, it
+            follows from the suffix of output.
+        github: Append the tables to the summary of a GitHub job; if not given, only if GITHUB_STEP_SUMMARY is set.
         output: Write to this file.
     """
 
@@ -194,13 +193,13 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Raise UsageError for options that exclude each other, or that lack another."""
+        """Raise UsageError if options exclude each other, or need another one that is missing."""
         ways = [name for name in _WAYS if getattr(self, name)]
         if self.kernels or self.allocations or self.mfu or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
             raise UsageError(
-                f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out"
+                f"{ways[1]}: cannot be combined with --{ways[0]}; leave one out"
             )
         if self.group_by and ways not in ([], ["columns"]):
             raise UsageError(
@@ -219,7 +218,7 @@ class Options:
                 f"value: works only with --pivot or --plot {'|'.join(ANY_FIGURE)}; add one of them"
             )
         if self.by is not None and self.plot is None:
-            raise UsageError("by: works only with --plot; add one")
+            raise UsageError("by: works only with --plot; add it")
         if self.log and self.plot not in LOGARITHMIC:
             raise UsageError(
                 f"log: works only with --plot {'|'.join(LOGARITHMIC)}, given {self.plot or 'none'}"
@@ -260,7 +259,7 @@ def run(options: Options) -> int:
 
 
 def _conclude_again(runs: Collection) -> tuple[Collection, list[Table]]:
-    """Conclude the runs again; return them with a table of changes for each. Runs without evidence stay unchanged."""
+    """Conclude the runs again; return them, and a table of changes for each. Runs without evidence are unchanged."""
     entries: list[Entry] = []
     tables: list[Table] = []
     for entry in runs.entries:
@@ -281,7 +280,7 @@ def _conclude_again(runs: Collection) -> tuple[Collection, list[Table]]:
 def _show(
     runs: Collection, options: Options, changes: Sequence[Table], problems: list[str]
 ) -> bool:
-    """Print or write the runs, and return whether any was shown; ``problems`` gets the reasons for others."""
+    """Print or write the runs, and return whether any was shown; ``problems`` gets the reasons why others were not."""
     if options.plot is not None and options.output is not None:
         with writable(options.output):
             return _draw(runs.entries, options, options.output, problems)
@@ -293,7 +292,7 @@ def _show(
 
     asks_for_table = any(getattr(options, name) for name in _TABLE_OPTIONS)
     is_plain = format_name in _FOR_PEOPLE and not asks_for_table
-    # the table of a search stands for all its runs
+    # A search is shown by its own table instead of its runs.
     searches = runs.searches if is_plain else {}
     entries = []
     for entry in runs.entries:
@@ -342,7 +341,7 @@ def _draw(
 def _draw_timelines(
     entries: Sequence[Entry], output: Path, problems: list[str]
 ) -> None:
-    """Draw the memory timelines of ``entries`` into ``output``, and print the memory of a block beside each."""
+    """Draw the memory timelines of ``entries`` into ``output``, and print the table of one block for each."""
     runs_with_timelines = _read_all(
         entries, read_timelines, "memory timeline", problems
     )
@@ -364,7 +363,7 @@ def _tables(
     is_plain: bool,
     problems: list[str],
 ) -> list[Table]:
-    """Return tables of the runs outside of searches; ``is_plain`` shows a single run as a page of all its figures."""
+    """Return the tables of runs that the options request; with ``is_plain`` a single run is a page."""
     if not entries:
         return []
     if is_plain and len(entries) == 1 and entries[0].record is not None:
@@ -399,10 +398,12 @@ def _tables(
 
 def _page_tables(entry: Entry, record: RunRecord, problems: list[str]) -> list[Table]:
     """Return the tables of one run: all its figures, and what was watched after its measured steps."""
-    tables = [*run_page(record, entry.folder), Table(above=remedies([entry]))]
+    tables = run_page(record, entry.folder)
+    tables.append(Table(above=remedies([entry])))
     if is_watched(entry.folder):
-        for _, watched in _read_all([entry], watch_tables, "watched steps", problems):
-            tables += watched
+        watched = _read_all([entry], watch_tables, "watched steps", problems)
+        for _, tables_of_watch in watched:
+            tables += tables_of_watch
     return tables
 
 
@@ -412,7 +413,7 @@ def _read_all(
     content_name: str,
     problems: list[str],
 ) -> list[tuple[Entry, Content]]:
-    """Return each run with what ``read`` finds in its folder; ``problems`` gets a line for each of the others."""
+    """Return pairs of a run and what ``read`` returns for its folder; ``problems`` gets a line for each other run."""
     runs_with_content: list[tuple[Entry, Content]] = []
     for entry in entries:
         try:
@@ -433,7 +434,7 @@ def _read_all(
 def _table_of_runs(
     entries: Sequence[Entry], options: Options, format_name: str, problems: list[str]
 ) -> Table | None:
-    """Return the table of ``entries``, None if none can be used; ``problems`` gets those that cannot."""
+    """Return the table of ``entries``, None if none can be used; ``problems`` gets a line for each unusable run."""
     warmups: Sequence[int] = options.warmup
     if not warmups and options.layout == "warmups":
         warmups = WARMUPS
@@ -444,21 +445,23 @@ def _table_of_runs(
         )
         problems += cut_problems
     if options.layout == "blocks":
-        # It shows blocks of a run's steps; a run that died has a line all the same.
-        entries = _with_steps_or_dead(entries, problems)
+        # This layout shows the steps of each run, and one line for a run without steps.
+        entries = _with_readable_steps(entries, problems)
     if not entries:
         return None
     return _grouped_table(entries, options, format_name)
 
 
-def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
-    """Return the runs whose steps can be read, and those that died."""
-    alive = [entry for entry in entries if entry.shows_steps]
-    readable_runs, unreadable_lines = readable(alive)
+def _with_readable_steps(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
+    """Return the entries without runs whose steps cannot be read; runs without steps are kept."""
+    runs_with_steps = [entry for entry in entries if entry.shows_steps]
+    readable_runs, unreadable_lines = readable(runs_with_steps)
     problems += unreadable_lines
-    return [
-        entry for entry in entries if entry in readable_runs or not entry.shows_steps
-    ]
+    usable = []
+    for entry in entries:
+        if entry in readable_runs or not entry.shows_steps:
+            usable.append(entry)
+    return usable
 
 
 def _grouped_table(
@@ -489,8 +492,8 @@ def _grouped_table(
         return with_relative(make_table(groups, columns, facts), groups, baseline)
     if format_name in formats.FOR_PROGRAMS:
         return raw_runs_table(groups, columns, facts)
-    is_row_a_run = not facts and len(groups) == len(entries)
-    if format_name == "html" and columns is None and is_row_a_run:
+    has_row_per_run = not facts and len(groups) == len(entries)
+    if format_name == "html" and columns is None and has_row_per_run:
         return Table([], [])  # the HTML page draws its own row for each run
     return runs_table(groups, columns, facts)
 
@@ -517,7 +520,7 @@ def _read_first_kernels(folder: Path) -> KernelTable | None:
 def _kernel_tables(
     runs_with_kernels: Sequence[tuple[Entry, KernelTable]], has_headings: bool
 ) -> list[Table]:
-    """Return each run's kernel tables for people, headed by its folder if ``has_headings``."""
+    """Return the tables of each run's kernels for people, below the run's folder if ``has_headings``."""
     all_tables: list[Table] = []
     for entry, kernels in runs_with_kernels:
         config = model_config(entry)
@@ -559,7 +562,7 @@ def _mfu_tables(
 def _allocation_tables(
     runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]],
 ) -> list[Table]:
-    """Return the tables of each timeline for people, headed by the run's folder."""
+    """Return the tables of each timeline for people, below the run's folder."""
     tables: list[Table] = []
     for entry, timelines in runs_with_timelines:
         for timeline in timelines:
@@ -581,12 +584,10 @@ def _all_allocation_rows(
 
 def _allocation_rows(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
     """Yield a row for each of the largest allocations at the peak, and of those that autograd saved."""
-    for which, allocations in (
-        ("at_peak", timeline.largest),
-        ("saved", timeline.saved),
-    ):
+    allocations_by_list = {"at_peak": timeline.largest, "saved": timeline.saved}
+    for name, allocations in allocations_by_list.items():
         for allocation in allocations:
-            yield {"source": timeline.source, "which": which, **allocation.model_dump()}
+            yield {"source": timeline.source, "which": name, **allocation.model_dump()}
 
 
 def _headed(tables: Sequence[Table], lines: Sequence[str]) -> list[Table]:

@@ -1,4 +1,4 @@
-"""The verb ``run``: start a user's program unchanged, and have its training loop profiled, whoever runs that."""
+"""The verb ``run``: start a user's program unchanged, and have its training loop profiled."""
 
 from __future__ import annotations
 
@@ -35,25 +35,24 @@ _NOT_PASSED = ("trainer", "program", "command")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a program, and profile its Lightning Trainer, or else the first other loop that steps an optimizer.
+    """Run a program unchanged, and profile its Lightning Trainer, or else the first other loop that steps an optimizer.
 
-    The program itself is not changed.
-
-    It continues training when the profiler is done. The profiler's own lines go to stderr. The program's Python needs
-    this package.
+    After the measurement the program continues training. The profiler prints to stderr. lm_profiler must be installed
+    for the Python that runs the program.
 
     Args:
-        warmup_steps: Steps before the measured ones.
-        measure_steps: Steps to measure.
-        trace_steps: Steps to trace with torch.profiler; 0 for none.
-        memory_steps: Steps in which memory is measured by phase; 0 for none.
-        action_steps: Steps in which each action of the loop is timed by its name; 0 for none.
+        warmup_steps: Number of steps before the measured ones.
+        measure_steps: Number of steps to measure.
+        trace_steps: Number of steps to trace with torch.profiler; 0 for none.
+        memory_steps: Number of steps in which memory is measured by phase; 0 for none.
+        action_steps: Number of steps in which each action of the loop is timed by its name; 0 for none.
         name: Name of the run.
-        log_dir: Folder of all runs; this one's is <name>/version_<n> below it.
+        log_dir: Folder of all runs; this run is written to <name>/version_<n> in it.
         verb: What to profile: fit, validate, test or predict.
-        trainer: Which Trainer of the program, from 1; if not given, the first that runs the verb.
+        trainer: Number of the Trainer in the program, counted from 1; if not given, the first that runs the verb.
         watch: Keep watching until training ends, and report when and why it gets slower.
-        export_trackers: Log the figures to the Trainer's own loggers too, when the stages are over; all logs every one.
+        export_trackers: Also log the main figures to the Trainer's loggers when the stages are over; all logs every
+            figure.
         verbose: Print all figures at the end, not only the most important ones.
     """
 
@@ -101,7 +100,7 @@ def run(options: Options) -> int:
         for name, value in asdict(options).items()
         if name not in _NOT_PASSED
     }
-    # the program may change its folder
+    # The path is absolute, because the program may change its working folder.
     arguments["log_dir"] = str(options.log_dir.absolute())
     request = {
         "options": arguments,
@@ -110,14 +109,16 @@ def run(options: Options) -> int:
         "claims": str(claims),
     }
     os.environ[VARIABLE] = json.dumps(request)
-    # Torch reads it once, when it is imported: its tracer would print two lines of our trace into the program's output.
+    # Torch reads this variable once, when it is imported. Without it, its tracer would print two lines about our trace
+    # into the program's output.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     program = options.program[0]
-    if shutil.which(program) is not None:  # otherwise there is no process to wait for
+    if shutil.which(program) is not None:
+        # Otherwise no program starts, and there is nothing to wait for.
         _watch_for_end(claims, options)
     sys.stdout.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        # Python ignores them, and the program would inherit that
+        # Python ignores these signals, and the program would inherit this.
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(program, [*options.program])
@@ -131,9 +132,10 @@ def run(options: Options) -> int:
 
 
 def _watch_for_end(claims: Path, options: Options) -> None:
-    """Start a process that waits for the end of this one, reports if nothing was profiled, and removes ``claims``.
+    """Start a process that waits until the program ends, reports if nothing was profiled, and removes ``claims``.
 
-    It is not a child of this process: a program may wait for all of its children.
+    The program will replace this process. The waiting process is a grandchild, because a program may wait for all of
+    its children.
     """
     if not hasattr(os, "pidfd_open"):  # not Linux
         return
@@ -146,8 +148,9 @@ def _watch_for_end(claims: Path, options: Options) -> None:
     try:
         if os.fork() > 0:
             return
-        os.setsid()  # Ctrl-C is for the program
-        # A reader of the program's output waits until every holder has closed it: only stderr is kept, for the line.
+        os.setsid()  # so that Ctrl-C reaches only the program
+        # A reader of the program's output waits until all processes have closed it. Only stderr stays open, for the
+        # message.
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, 0)
         os.dup2(devnull, 1)
@@ -163,7 +166,7 @@ def _watch_for_end(claims: Path, options: Options) -> None:
 
 
 def _nothing_profiled(options: Options) -> str:
-    """Return why nothing was profiled, as far as it can be told from outside, and what to do."""
+    """Return the likely reason why nothing was profiled, and what to do."""
     remedy = "the program's Python needs lm_profiler"
     is_for_any_loop = options.verb == "fit" and options.trainer is None
     if is_for_any_loop:

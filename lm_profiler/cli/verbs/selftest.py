@@ -1,7 +1,7 @@
-"""The verbs ``selftest`` and ``numerics``: how far to trust this machine's figures, and sums in low precision.
+"""The verbs ``selftest`` (how far equal runs differ on this machine) and ``numerics`` (sums in low precision).
 
-The same run is repeated in five fresh processes, so that only the machine can make them differ. Their spread is kept
-for ``compare`` and ``improve``.
+``selftest`` repeats one run in five fresh processes, so that only the machine can make the runs differ. Their spread is
+kept for ``compare`` and ``improve``.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ _SMALL_MODEL = (
     "--data.context_length=128",
 )
 _ONLY_TIMED = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
-_PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would show too little of their spread.
+# the names of the equal runs; fewer runs would hardly show their spread
+_PROCESSES = "ABCDE"
 # of the comparisons whose smallest detectable change is printed
 _RUNS_PER_SIDE = (1, 3)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Run the same fit in five fresh processes, and print by how much equal runs differ on this machine.
+    """Run the same fit in five fresh processes, and print how far equal runs differ on this machine.
 
-    compare and improve use that spread. Also print the smallest change that a comparison can detect.
+    `compare` and `improve` use this spread. The smallest change that a comparison can detect is printed too.
 
     Args:
         format: terminal, or json.
-        options: Options of fit; without any, a small model.
+        options: Options of fit; if none are given, a small model is run.
     """
 
     format: AnswerFormat = "terminal"
@@ -83,7 +84,7 @@ def run(options: Options) -> int:
     is_busy = any(run.contended for run in runs)
     spread_with_earlier = spread
     if spread is not None and machine is not None and not is_busy:
-        # a load is not a property of the machine
+        # The spread on a busy machine says nothing about the machine itself.
         spread_with_earlier = save_spread(machine, spread)
     result = conclude_test(runs, spread, spread_with_earlier)
     if options.format == "json":
@@ -95,17 +96,19 @@ def run(options: Options) -> int:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Measures how far equal runs differ on a machine."""
+    """The result of a self-test: how far equal runs differ on a machine."""
 
     device: str
     verb: str
     steps: list[TimeSummary]  # the step of each run
-    words: list[str]  # the verdict on each run, with what else used the machine
-    seen: ProcessSpread | None  # spread of the runs' steps; None if they are too few
-    kept: ProcessSpread | None  # spread with earlier self-tests of the machine
-    # smallest detectable change, as a share, by runs per side
+    # the verdict on each run, and which other programs used the machine
+    words: list[str]
+    seen: ProcessSpread | None  # spread of the runs; None if their steps are too few
+    kept: ProcessSpread | None  # spread together with earlier self-tests on the machine
+    # number of runs per side → smallest detectable change, as a share
     detectable: dict[int, float]
-    busy: bool = False  # whether other programs used the machine: then nothing is kept for compare and improve
+    # whether other programs used the machine; then the spread is not kept
+    busy: bool = False
 
 
 def conclude_test(
@@ -113,7 +116,7 @@ def conclude_test(
     spread: ProcessSpread | None,
     spread_with_earlier: ProcessSpread | None,
 ) -> SelfTest:
-    """Return what ``runs`` show; a spread is None if they are too few."""
+    """Return the result of ``runs``; a spread is None if they have too few steps."""
     smallest_changes: dict[int, float] = {}
     if spread is not None and spread_with_earlier is not None:
         smallest_changes = {
@@ -156,8 +159,8 @@ def report_lines(test: SelfTest) -> list[str]:
     if test.busy:
         use = "not kept, because other programs used the machine; repeat it on an idle machine"
     lines.append(f"  processes differ by {spread}: {use}")
-    line = f"  smallest change that one run against one can detect: {test.detectable[1]:.1%}"
-    lines.append(f"{line}; three against three: {test.detectable[3]:.1%}")
+    line = f"  smallest change that can be detected with one run per side: {test.detectable[1]:.1%}"
+    lines.append(f"{line}; with three runs per side: {test.detectable[3]:.1%}")
     return lines
 
 
@@ -170,7 +173,7 @@ def _mean_with_interval(step: TimeSummary) -> str:
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
-    """Run ``fit`` in a fresh process; a wrong call raises its own UsageError."""
+    """Run ``fit`` in a fresh process and return its record; UsageError: the call is wrong."""
     call = (
         sys.executable,
         "-m",
@@ -198,10 +201,10 @@ _ADDEND, _TIMES = 0.01, 1000
 
 @dataclass(frozen=True, kw_only=True)
 class SumsOptions:
-    """Add 0.01 a thousand times in float32, in float16, in bfloat16, and mixed, and explain why the sums differ.
+    """Add 0.01 a thousand times in float32, float16, bfloat16 and mixed precision, and explain why the sums differ.
 
     Args:
-        format: terminal, markdown, latex, typst or json; if not given, by output's suffix.
+        format: terminal, markdown, latex, typst or json; if not given, it follows from the suffix of output.
         output: Write the table to this file.
     """
 
@@ -235,32 +238,41 @@ def run_numerics(options: SumsOptions) -> int:
                 text_cell(reason),
             ]
         )
-    title = f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"
+    title = (
+        f"{_ADDEND} added {_TIMES} times is {exact:g}; computed in low precision it is"
+    )
     table = Table(headings, rows, above=[title])
     write(Collection(), [table], options.format or "terminal", options.output)
     return OK
 
 
 def _bfloat16(value: np.float32) -> np.float32:
-    """Return ``value`` rounded to bfloat16, which numpy lacks: to the nearest, ties to even."""
+    """Return ``value`` rounded to bfloat16, which numpy does not have: to the nearest, ties to even."""
     bits = int(value.view(np.uint32))
-    return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+    # bfloat16 has the upper 16 bits of float32. Half a unit of the last kept bit is added before the rest is dropped;
+    # one less if that bit is 0, so that ties go to the even neighbour.
+    last_kept_bit = bits >> 16 & 1
+    rounded_bits = bits + 0x7FFF + last_kept_bit
+    return np.uint32(rounded_bits & 0xFFFF0000).view(np.float32)
 
 
 def sums() -> list[tuple[str, float, str]]:
-    """Return the same sum in each combination of precisions: how it is added, its result, and why."""
-    single, half = np.float32(_ADDEND), np.float16(_ADDEND)
+    """Return for each combination of precisions how the sum is computed, its result, and the reason for its error."""
+    single = np.float32(_ADDEND)
+    half = np.float16(_ADDEND)
     float32_reason = "24 bits: each addition rounds by at most 5e-7"
     float16_reason = (
-        "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
+        "11 bits: above 8 the sum is a multiple of 1/128, so each 0.01 adds only 0.0078"
     )
     bfloat16_reason = (
-        "8 bits: from 4 on the sum moves in steps of 1/32, so 0.01 is lost"
+        "8 bits: above 4 the sum is a multiple of 1/32, so adding 0.01 changes nothing"
     )
     addend_reason = (
-        f"the sum is precise, the addend is not: 0.01 in float16 is {half:.8f}"
+        f"the sum is precise, but the addend is not: 0.01 in float16 is {half:.8f}"
     )
-    cast_reason = "the same: the addend is cast up before it is added"
+    cast_reason = (
+        "the same, because the addend was rounded before it is cast to float32"
+    )
     return [
         ("float32 += float32", _sum_in(np.float32, single), float32_reason),
         ("float16 += float16", _sum_in(np.float16, half), float16_reason),
@@ -271,7 +283,7 @@ def sums() -> list[tuple[str, float, str]]:
 
 
 def _sum_in(dtype: type[np.floating], addend: np.floating) -> float:
-    """Add one by one, to a sum of ``dtype``; ``np.sum`` would add in pairs."""
+    """Return the sum of the addends in ``dtype``, added one by one; ``np.sum`` would add them in pairs."""
     return float(np.full(_TIMES, addend).cumsum(dtype=dtype)[-1])
 
 

@@ -19,20 +19,21 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
 
-# for a verb with one answer
+# the formats of a verb whose answer is a single result, not a table of runs
 FORMATS = ("terminal", "markdown", "latex", "typst", "json")
 AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
-# the formats that need a file, each with the package that writes it
+# formats that need a file → the package that writes them
 _PACKAGES = {"html": "plotly", "parquet": "pyarrow"}
 _TRACE_SUFFIXES = (".json", ".json.gz")
-# longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
+# The longest summary. A comment on GitHub has at most 65,536 characters (its REST API, "Create an issue comment").
 _SUMMARY_BYTES = 64_000
 _CUT_MARK = "\n\n(cut: too long)\n"
+_MARK_BYTES = 99  # reserved for this mark
 
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
-    """Return the runs at or below ``paths``, at least one, with killed runs concluded."""
+    """Return the runs at or below ``paths``; those that were killed are concluded. UsageError: there is none."""
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
@@ -45,13 +46,13 @@ def runs_below(paths: Sequence[Path], label: str) -> Collection:
     if not (runs.entries or runs.searches or runs.problems):
         folders = ", ".join(map(str, paths))
         raise UsageError(
-            f"{label}: expected runs, found none at or below {folders}; `lm_profiler fit` makes one"
+            f"{label}: expected runs, found none at or below {folders}; `lm_profiler fit` records one"
         )
     return runs
 
 
 def choose_format(format_option: str | None, output: Path | None) -> str | None:
-    """Return the format of the option, or else the one of ``output``'s suffix; None without either.
+    """Return the format that the option names, or else the one of ``output``'s suffix; None if neither is given.
 
     Raises:
         UsageError: the suffix names no format, or the format needs a file and there is none.
@@ -76,7 +77,7 @@ def choose_format(format_option: str | None, output: Path | None) -> str | None:
 
 
 def choose_answer_format(format_option: str | None, output: Path | None) -> str:
-    """Return the same for a verb with one answer; ``terminal`` without either."""
+    """Return the format of a verb whose answer is a single result; ``terminal`` if neither is given."""
     format_name = choose_format(format_option, output) or "terminal"
     expect_one_of(FORMATS, _deciding_option(format_option), format_name)
     return format_name
@@ -95,7 +96,7 @@ def show(table: Table) -> None:
 def write(
     runs: Collection, tables: Sequence[Table], format_name: str, output: Path | None
 ) -> None:
-    """Print ``tables``, or write them to ``output``, in a format; a page shows ``runs`` as well."""
+    """Print ``tables``, or write them to ``output``; the page of the format html also shows ``runs``."""
     if output is None or format_name not in _PACKAGES:
         stream = sys.stdout if output is None else None
         text = formats.render(tables, format_name, stream)
@@ -116,7 +117,7 @@ def write_json(answer: Any, output: Path | None = None) -> None:
 
 
 def write_text(text: str, format_name: str, output: Path | None) -> None:
-    """Print ``text``, which is in a format, or write it to ``output``."""
+    """Print ``text``, which is in the format ``format_name``, or write it to ``output``."""
     if output is not None:
         with writable(output):
             write_whole(output, text)
@@ -131,9 +132,9 @@ def write_for_github(
     summary: Callable[[], str],
     outputs: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name; return whether this was due.
+    """Append ``summary`` and ``outputs`` to the files that GitHub's variables name; return whether this was done.
 
-    It is due if the option is true, and in a job of GitHub if the option is not given.
+    It is done if the option is true, or if the option is not given in a GitHub job.
     """
     is_due = github_option
     if is_due is None:
@@ -147,16 +148,16 @@ def write_for_github(
 
 
 def _cut_summary(text: str) -> str:
-    """Return ``text`` as far as GitHub takes it, in whole lines."""
+    """Return as many whole lines of ``text`` as GitHub accepts."""
     content = text.encode()
     if len(content) <= _SUMMARY_BYTES:
         return text
-    beginning = content[: _SUMMARY_BYTES - 99].decode(errors="ignore")
+    beginning = content[: _SUMMARY_BYTES - _MARK_BYTES].decode(errors="ignore")
     return beginning.rpartition("\n")[0] + _CUT_MARK
 
 
 def _append_to_variable(variable: str, text: str) -> None:
-    """Append ``text`` to the file that an environment variable names; nothing without it."""
+    """Append ``text`` to the file that an environment variable names, if the variable is set."""
     file = os.environ.get(variable)
     if not file:
         return

@@ -1,4 +1,4 @@
-"""The verb ``sweep``: many cells, each a call in its own process."""
+"""The verb ``sweep``: run many cells, each of which is a call in its own process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ for example:
 # what the fork server imports for all cells
 LOADED = ("torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 
-_MAX_CHECKS = 40  # the most calls that are checked before a sweep, each in about 0.3 s
+# calls that are checked before a sweep at most; each check takes about 0.3 s
+_MAX_CHECKS = 40
 
 # the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
@@ -58,7 +59,7 @@ def run(request: SweepRequest) -> int:
     """Run a sweep and return the exit code: 1 if a cell failed, timed out or was killed."""
     texts: dict[str, str] = {}
     for path in request.configs:
-        if path not in texts:  # it may be a pipe
+        if path not in texts:  # A pipe can be read only once.
             _, texts[path] = read_config(path)
     plan = plan_of(request, texts)
     part = None if request.part is None else part_of(request.part)
@@ -78,7 +79,7 @@ def run(request: SweepRequest) -> int:
             is_interrupted = _run(request, folder)
             return _print_end(folder, is_interrupted, request)
     except BrokenPipeError:
-        # an OSError that main handles: the reader of stdout has gone
+        # ``main`` handles this OSError, which means that the reader of stdout has closed it.
         raise
     except OSError as error:  # a full disk, or a folder that was removed
         print_message(
@@ -103,7 +104,7 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         schedule = Schedule(
             folder.path, missing, processes, display, devices, request.timeout_s
         )
-        # The check costs seconds; a resumed sweep has passed it.
+        # The check takes seconds, and a resumed sweep has passed it before.
         if folder.is_new:
             check_calls(processes, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
@@ -116,15 +117,18 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
 
 
 def cell_processes(lock: int | None = None) -> CellProcesses:
-    """Return the processes of cells; outside of Linux, a process that has imported torch cannot be forked safely."""
+    """Return the object that starts the processes of cells.
+
+    On Linux they are forks of a server that has imported torch. Elsewhere such a process cannot be forked safely.
+    """
     modules = LOADED if sys.platform == "linux" else ()
     return CellProcesses("lm_profiler", modules, lock)
 
 
 def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
-    """Return a few cells that together have every verb with its options, and every kind of value of each option.
+    """Return a few cells that together cover every verb with its options, and every kind of value of each option.
 
-    The cells of a grid are combinations: the cell with the most values that no other has shown yet goes first.
+    Repeatedly choose the cell with the most facts that no chosen cell has covered yet.
     """
     facts_by_cell = {cell.id: _facts_checked(cell) for cell in cells}
     cells_by_id = {cell.id: cell for cell in cells}
@@ -141,16 +145,16 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
-    """Return what a check of the cell's call shows: that its verb has its options, and that each value can be read.
+    """Return the facts that a check of the cell's call confirms: of two cells with the same facts, one is checked.
 
-    Of two cells with the same facts, only one needs to be checked.
+    One fact is that the verb has these options. Further facts are that each option accepts its value.
     """
-    facts: set[tuple[str, ...]] = {(cell.arguments[0], *cell.overrides)}
+    verb = cell.arguments[0]
+    facts: set[tuple[str, ...]] = {(verb, *cell.overrides)}
     for option, value in cell.overrides.items():
-        # If the parser takes one whole number, it takes all; only the number of nodes is judged by its value.
-        if value.isdecimal() and option != "trainer.num_nodes":
-            value = "a whole number"
-        facts.add((option, value))
+        # An option that accepts one whole number accepts all, except for the number of nodes, which must be 1.
+        is_any_number = value.isdecimal() and option != "trainer.num_nodes"
+        facts.add((option, "a whole number" if is_any_number else value))
     return facts
 
 
@@ -159,7 +163,7 @@ def check_calls(
 ) -> None:
     """Raise UsageError for the first cell whose call is wrong.
 
-    Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
+    If a check takes longer than a cell may run, the remaining calls are not checked: their cells will fail.
     """
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
         file = Path(folder, "output.txt")
@@ -179,7 +183,7 @@ def check_calls(
 
 
 def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
-    """Raise UsageError for settings of a cell that its parser accepts, but that cannot run here."""
+    """Raise UsageError for settings of a cell that its parser accepts, but that cannot run in a sweep."""
     nodes = config["trainer"]["num_nodes"]
     if nodes != 1:  # a sweep starts no processes on other machines
         remedy = f"run {cell.id} with torchrun or srun"
@@ -197,7 +201,7 @@ def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
 
 
 def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest) -> int:
-    """Print the table of this process's own cells, and return the exit code."""
+    """Print the table of the cells that this process runs, and return the exit code."""
     cell_ids = {cell.id for cell in folder.cells}
     entries = []
     for entry in with_unfinished(collect([folder.path])).entries:
@@ -212,7 +216,7 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
         print(_counts_line(counts, folder, request))
         print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if is_interrupted or counts.keys() & {"interrupted", "missing"}:
-        print_message("cells are missing; run the same command again for them")
+        print_message("cells are missing; run the same command again to run them")
     if is_interrupted:
         return INTERRUPTED
     return OK if counts.keys() <= set(_GOOD_STATUSES) else FAILED
@@ -221,7 +225,7 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
 def _counts_line(
     counts: Counter[str], folder: SweepFolder, request: SweepRequest
 ) -> str:
-    """Return how many cells have ended in which status."""
+    """Return a line with the number of cells by status."""
     cells = count_text(counts.total(), "cell")
     if request.part is not None:
         cells += f" (part {request.part} of {len(folder.plan.cells):,})"

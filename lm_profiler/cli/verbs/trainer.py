@@ -1,4 +1,4 @@
-"""``fit``, ``validate``, ``test`` and ``predict``: one run of a Trainer's verb, and how it ends."""
+"""The verbs ``fit``, ``validate``, ``test`` and ``predict``: one run of a Trainer, and its exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lm_profiler.torch_names import NameMissing
 
 
 def _code_of_record(record: RunRecord | None) -> int:
-    """Return the exit code of a run that ended by itself: its record may hold a failure of the instruments."""
+    """Return the exit code of a run that ended by itself; its record may have a failure of the instruments."""
     if record is None or record.failure is None:
         return OK
     is_name_missing = record.failure.type == NameMissing.__name__
@@ -26,15 +26,15 @@ def _code_of_record(record: RunRecord | None) -> int:
 
 def run(call: Call) -> int:
     """Run a Trainer verb and return the exit code."""
-    # a console script lacks the current folder, where a user's module is
+    # A console script does not have the current folder in sys.path, but a user's module may be there.
     sys.path.append(str(Path.cwd()))
     with quiet():
         try:
             cli = ProfilerCLI(call)
-        except SystemExit as done:  # --help and --print_config end so
+        except SystemExit as done:  # raised by --help and --print_config
             return done.code if isinstance(done.code, int) else OK
         except Exception as error:
-            # no code of the user has run yet, so the call is wrong
+            # No code of the user has run yet, so the error is in the call.
             raise wrong_call(error) from error
         try:
             cli.begin()
@@ -51,7 +51,7 @@ def run(call: Call) -> int:
                 return cli.context.on_failure(error)
             cli.context.discard()
             if local_rank() > 0:
-                # the process that started this rank prints the message
+                # The process that started this rank prints the message.
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:

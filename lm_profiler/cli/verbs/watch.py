@@ -1,4 +1,4 @@
-"""The verbs ``watch`` and ``trace``: show a running training from the files that it writes, on any machine."""
+"""The verbs ``watch`` and ``trace``: show a running training, and request traces, through files in its folder."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ from lm_profiler.usage_error import UsageError, expect, expect_one_of
 EXAMPLES = """\
 for example:
   lm_profiler fit --config demo --watch=true --trainer.max_steps 10000 &
-  lm_profiler watch logs/demo/version_0          live on a terminal, until the training ends
-  lm_profiler watch logs/demo/version_0 | cat    once"""
+  lm_profiler watch logs/demo/version_0          updated on a terminal until the training ends
+  lm_profiler watch logs/demo/version_0 | cat    printed once"""
 TRACE_EXAMPLES = """\
 for example:
   lm_profiler trace logs/demo/version_0
   lm_profiler trace logs/demo/version_0 --steps 4 --rank 3"""
 
-_REDRAW_S = 1.0  # between two pictures of a running training
-_POLL_S = 0.5  # between two checks whether a trace has come
-# a training reports every ten seconds, also while a step stands still; without a report for this long it is gone
+_REDRAW_S = 1.0  # between two updates of the output
+_POLL_S = 0.5  # between two checks whether a trace was written
+# A training reports every ten seconds, also while a step is stalled. Without a report for this long it has ended.
 _SILENT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Show a watched training (fit --watch=true): where its time goes, its phases, its events.
+    """Show where the time of a watched training (fit --watch=true) goes, its phases, and its events.
 
-    On a terminal the output is updated until the training ends or is silent for a minute. The run may be on another
-    machine: only its files are read. If it has ended or was killed, its last state is shown, and the exit code is 2.
+    On a terminal the output is updated until the training ends or has not reported for a minute. The run may be on
+    another machine, because only its files are read. If it has already ended or was killed, its last state is shown,
+    and the exit code is 2.
 
     Args:
         run: The folder of the run.
-        format: terminal, or json, which prints the state once.
+        format: terminal or json; json prints the state once.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -86,9 +87,9 @@ def _watch(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Print the tables of a watched run; on a terminal, redraw them until the training ends or reports no more.
+    """Print the tables of a watched run; on a terminal, update them until the training ends or stops reporting.
 
-    Returns the exit code.
+    Return the exit code.
     """
     ending = _ending(read_status(folder))
     if ending or not sys.stdout.isatty():
@@ -101,9 +102,9 @@ def _watch(
         return WRONG_CALL
 
     console = Console()
-    # when the last report was written, by the training's clock
+    # when the last report was written, by the clock of the training's machine
     written_s: float | None = None
-    # when it came, by this machine's clock: the training's may differ
+    # when it was first seen here, by this machine's clock, because the two clocks may differ
     report_s = clock()
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
@@ -128,7 +129,7 @@ def _watch(
 
 
 def _picture(folder: Path, width: int) -> str:
-    """Return the tables of a watched run as lines of at most ``width`` characters, an empty line after each table."""
+    """Return the tables of a watched run as text of at most ``width`` columns, with an empty line after each table."""
     picture: list[str] = []
     for table in watch_tables(folder):
         picture += lines(table, width, is_coloured=True)
@@ -137,7 +138,7 @@ def _picture(folder: Path, width: int) -> str:
 
 
 def _ending(status: WatchStatus) -> str:
-    """Return how a run ended; empty if it still runs, or if that cannot be known here."""
+    """Return how a run ended; empty if it is still running, or if this is not known on this machine."""
     if status.error is not None:
         return f"failed with {status.error}"
     if status.ended:
@@ -148,7 +149,7 @@ def _ending(status: WatchStatus) -> str:
 
 
 def watched_folder(run: Path | None) -> Path:
-    """Return the folder of a watched run: the given one, or the latest version below it."""
+    """Return the folder of a watched run: ``run`` itself, or its latest version."""
     try:
         if run is None or not run.is_dir():
             raise UsageError(
@@ -177,15 +178,15 @@ def watched_folder(run: Path | None) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """Request a trace of the next steps from a watched training (fit --watch=true), and print where their time went.
+    """Trace the next steps of a watched training (fit --watch=true), and print where their time went.
 
-    The trace is in the run's folder, and in TensorBoard's tab. The training continues unchanged.
+    The trace is written into the run's folder, and is shown in TensorBoard's tab. The training is not interrupted.
 
     Args:
         run: The folder of the run.
-        steps: Whole steps to trace.
-        rank: The rank that traces.
-        patience_s: Seconds to wait for the trace; it may come later if a step takes longer.
+        steps: Number of steps to trace.
+        rank: The rank to trace.
+        patience_s: Seconds to wait for the trace. If steps take longer, the trace is written later.
         format: terminal, or json.
     """
 
@@ -211,7 +212,7 @@ class TraceOptions:
 def run_trace(
     options: TraceOptions, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Request a trace by a file in the run's folder, wait for it, print its kernels and return the exit code."""
+    """Write a request into the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
@@ -222,7 +223,7 @@ def run_trace(
         )
     if not status.traces:
         raise UsageError(
-            f"RUN: {folder} takes no traces, because it runs with watch.traces=false"
+            f"RUN: {folder} cannot be traced, because it runs with watch.traces=false"
         )
     request = request_file(folder, options.rank)
     earlier_files = _files_of_kernels(folder, options.rank)
@@ -249,15 +250,17 @@ def run_trace(
     if request.exists():
         request.unlink(missing_ok=True)
         print_message(
-            f"{folder}: no answer to the request: the training has ended, was killed, or is stalled"
+            f"{folder}: no trace was taken: the training has ended, was killed, or is stalled"
         )
     else:
-        print_message(f"{folder}: no trace yet; it comes when the training continues")
+        print_message(
+            f"{folder}: no trace yet; it will be written when the training continues"
+        )
     return FAILED
 
 
 def _show(kernels: KernelTable, format_name: AnswerFormat) -> None:
-    """Print the kernels of a trace in the format that was requested."""
+    """Print the kernels of a trace in the requested format."""
     if format_name == "json":
         write_json(kernels)
         return

@@ -1,4 +1,4 @@
-"""The verb ``why``: where the time of any trace went that torch.profiler wrote, of one, of two, or of all ranks."""
+"""The verb ``why``: where the time went in traces of torch.profiler: in one, in two, or in those of all ranks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from lm_profiler.usage_error import UsageError
 EXAMPLES = """\
 for example:
   lm_profiler why trace.json.gz
-  lm_profiler why trace.json --step train_step                   steps are the ranges of this name
-  lm_profiler why trace.json.gz --device "NVIDIA H100 80GB HBM3"   with the floor of another GPU
+  lm_profiler why trace.json --step train_step                   use ranges of this name as steps
+  lm_profiler why trace.json.gz --device "NVIDIA H100 80GB HBM3"   compute the floor for another GPU
   lm_profiler why trace.json.gz --output why.md
-  lm_profiler why before.json.gz after.json.gz                   which kernels came, went, or take another time
-  lm_profiler why rank0.json rank1.json rank2.json               who waits for whom at each collective
-  lm_profiler why merged.json --process 4243                     one process of a file that holds several
-  lm_profiler why logs/run/version_0                             the traces of a run of our own"""
+  lm_profiler why before.json.gz after.json.gz                   which kernels are new, are gone, or changed
+  lm_profiler why rank0.json rank1.json rank2.json               which rank waits for which
+  lm_profiler why merged.json --process 4243                     one process of a merged trace
+  lm_profiler why logs/run/version_0                             the traces of a recorded run"""
 
 _MOST_TRACES = 64
 _PAGE = "html"
@@ -51,20 +51,20 @@ _TRACES_OF_RUN = "trace/rank*.pt.trace.json.gz"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Show where the time of a trace's steps went, from any program that torch.profiler traced.
+    """Show where the time of the steps went in a trace that torch.profiler wrote, from any program.
 
-    Steps are the ranges ProfilerStep#, else the whole trace is one. A phase is shown only where a range names it:
-    torch's Optimizer.step# and autograd nodes, or a range of the program that is called forward, backward, optimizer.
-    Two traces are compared. Traces of several ranks, or more than two, show which rank waits for which.
+    The steps are the ranges ProfilerStep#, or the whole trace if it has none. Phases are shown only if ranges name
+    them: torch's Optimizer.step# and autograd nodes, or ranges of the program called forward, backward or optimizer.
+    Two traces are compared. For traces of several ranks, or more than two, the answer shows which rank waits for which.
 
     Args:
         config: A YAML file of these options.
-        traces: A trace (.json or .json.gz), two to compare, those of the ranks of a run, or the folder of a run.
-        ranks: Whether the traces are of ranks of one run; if not given, what the traces record decides.
-        process: Of a file with the work of several processes, show this one; if not given, the one with the most work.
-        step: The steps are the ranges of this name, with or without a number behind it.
-        device: Compute the floor for this device, by the name that its driver reports; if not given, for the trace's.
-        format: terminal, markdown, latex, typst, json or html; if not given, by the suffix of output.
+        traces: A trace (.json or .json.gz), two traces to compare, the traces of a run's ranks, or the folder of a run.
+        ranks: Whether the traces are those of the ranks of one run; if not given, this is read from the traces.
+        process: The process to show if a file contains several; if not given, the one with the most work.
+        step: Use the ranges of this name as steps; a number may follow the name in the trace.
+        device: Compute the floor for this device, named as its driver reports it; if not given, for that of the trace.
+        format: terminal, markdown, latex, typst, json or html; if not given, it follows from the suffix of output.
         output: Write to this file.
     """
 
@@ -92,7 +92,7 @@ class Options:
 
 
 def _choose_format(format_option: str | None, output: Path | None) -> str:
-    """Return the format of the answer; a page needs a file, and no further package."""
+    """Return the format of the answer; UsageError: a page needs a file."""
     is_page = format_option == _PAGE
     if format_option is None and output is not None:
         is_page = output.suffix.lower() == ".html"
@@ -104,7 +104,7 @@ def _choose_format(format_option: str | None, output: Path | None) -> str:
 
 
 def run(options: Options) -> int:
-    """Print or write the answer; raise UsageError for a file that is no trace, or has no such step."""
+    """Print or write the answer; raise UsageError for a file that is not a trace, or has no such step."""
     paths = _trace_files(options.traces)
     if len(paths) > _MOST_TRACES:
         raise UsageError(
@@ -113,7 +113,8 @@ def run(options: Options) -> int:
     if options.ranks and len(paths) == 1:
         traces = _traces_of_processes(paths[0], options.step)
     else:
-        most_events = MOST_EVENTS // len(paths)  # they are in memory together
+        # All traces are in memory at the same time.
+        most_events = MOST_EVENTS // len(paths)
         traces = [
             _read(path, options.step, most_events, options.process) for path in paths
         ]
@@ -149,7 +150,7 @@ def _answer(traces: Sequence[AnyTrace], options: Options) -> tuple[Part, list[Ta
 
 
 def _trace_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of traces among ``paths``, those of the ranks for the folder of a run."""
+    """Return the trace files that ``paths`` name; the folder of a run stands for the traces of its ranks."""
     files = []
     for path in paths:
         if not path.is_dir():
@@ -167,7 +168,7 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
-    """Return the trace of each process of a file that holds several: the ranks of a run."""
+    """Return the traces of all processes in a merged file: the ranks of a run."""
     with _refused(path):
         processes = processes_in(path)
     if not processes:
@@ -179,7 +180,7 @@ def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
 def _read(
     path: Path, step_name: str | None, most_events: int, process_name: str | None
 ) -> AnyTrace:
-    """Read the trace in ``path`` with a line of progress; raise UsageError if it is none."""
+    """Read the trace in ``path`` while showing the progress; raise UsageError if it is not a trace."""
     line = ReadingLine(path)
     try:
         with _refused(path):
@@ -190,13 +191,13 @@ def _read(
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Turn what a file has that cannot be read into a UsageError with its name."""
+    """Turn an error of reading ``path`` into a UsageError with its name."""
     try:
         yield
     except OSError as error:
         raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
     except ValueError as error:
-        # names that stand in it may hold line breaks
+        # The message may contain names from the trace, which may have line breaks.
         message = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise UsageError(f"TRACE: {path}: {message}") from None
 

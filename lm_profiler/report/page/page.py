@@ -148,10 +148,14 @@ def _named_runs_and_searches(
     run_folders = [real_path(entry.folder) for entry in collection.entries]
     search_folders = [real_path(folder) for folder in collection.searches]
     root = _root_of_names([*run_folders, *search_folders])
-    run_names = [str(folder.relative_to(root)) for folder in run_folders]
-    search_names = [str(folder.relative_to(root)) for folder in search_folders]
-    runs = dict(zip(run_names, collection.entries, strict=True))
-    searches = dict(zip(search_names, collection.searches.values(), strict=True))
+
+    runs = {}
+    for folder, entry in zip(run_folders, collection.entries, strict=True):
+        runs[str(folder.relative_to(root))] = entry
+    searches = {}
+    records = collection.searches.values()
+    for folder, record in zip(search_folders, records, strict=True):
+        searches[str(folder.relative_to(root))] = record
     return runs, searches
 
 

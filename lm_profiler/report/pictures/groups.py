@@ -1,4 +1,4 @@
-"""The groups of runs that a picture shows: a bar or a point each, their names, and the lines that connect them."""
+"""The groups of runs in a picture, each of which is a bar or a point; their names, and the lines through them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _COMPILE_WORDS = {True: "compiled", False: "eager"}
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that differ in no known fact; ``columns`` are the facts in which a picture's groups differ."""
+    """Entries with equal known facts; ``columns`` are the facts in which the groups of a picture differ."""
 
     entries: RunGroup
     columns: Sequence[Column]
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values of ``columns`` as a key; lists and mappings of the config are text."""
+        """The values of ``columns`` as a key of mappings; lists and mappings of the config are converted to text."""
         values = []
         for fact in self.columns:
             value = fact.get(self.entries[0])
@@ -53,7 +53,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The name at an axis. If the groups differ in one fact, the axis has its title and the name only its value."""
+        """The name on an axis: the value of a single fact, which is the axis' title, or several facts with titles."""
         entry = self.entries[0]
         if len(self.columns) == 1:
             return _fact_word(self.columns[0], entry, with_title=False)
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def full_label(self) -> str:
-        """The name away from an axis: facts with their titles."""
+        """The name where no axis shows a title: all facts with their titles."""
         entry = self.entries[0]
         return ", ".join(
             _fact_word(fact, entry, with_title=True) for fact in self.columns
@@ -74,7 +74,7 @@ class Group:
         return "" if status == "ok" else status
 
     def part_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part of the group's step, which add up to it."""
+        """Return the seconds of each part of the group's step; they add up to the step."""
         seconds = {}
         for part in PARTS:
             typical = estimate(self.entries, COLUMNS[TIMES[part].name]).value
@@ -89,12 +89,12 @@ class Group:
 
 
 def axis_title(fact: Column) -> str:
-    """Return a short title of a fact: of an option without a title of its own, the last word of its path."""
+    """Return a short title of a fact; that of an option without a title is the last part of its path."""
     return fact.title.rpartition(".")[2]
 
 
 def _fact_word(fact: Column, entry: Entry, with_title: bool) -> str:
-    """Return a fact of ``entry`` in a name: words go without their title, numbers ``with_title`` if requested."""
+    """Return a fact of ``entry`` as part of a name: texts without their title, numbers ``with_title`` if requested."""
     value = fact.get(entry)
     title = axis_title(fact)
     if value is None:
@@ -112,7 +112,7 @@ def _fact_word(fact: Column, entry: Entry, with_title: bool) -> str:
 
 
 def bar_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
-    """Group ``entries`` by the facts in which they differ, in the order of ``by`` or else of the first such fact."""
+    """Group ``entries`` by the facts in which they differ, sorted by the fact ``by`` or else by the first such fact."""
     facts = differing_facts(entries)
     if by is not None:
         [axis] = facts_named([by], entries, "by")
@@ -124,9 +124,10 @@ def bar_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
 
 
 def line_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
-    """Group ``entries`` by the facts in which they differ: options, sizes, devices. The axis is that of ``by``.
+    """Group ``entries`` by the facts in which they differ. The first column, the axis, is the fact ``by``.
 
-    Without ``by`` it is the context length if that differs, else the first fact that is a number, else the first fact.
+    If ``by`` is not given, it is the context length if that differs, or else the first fact whose values are numbers,
+    or else the first fact.
     """
     facts = differing_facts(entries)
     if by is not None or not facts:
@@ -157,7 +158,7 @@ def _groups_along(
 
 
 def differing_facts(entries: Sequence[Entry]) -> list[Column]:
-    """Return the facts in which entries differ: overridden options, facts that users compare by, other options."""
+    """Return the facts in which entries differ: overridden options, facts that always count, and other options."""
     runs = single_run_groups(entries)
     candidates = [column(path) for path in overridden_options([entries])]
     candidates += COMPARED
@@ -173,7 +174,7 @@ def differing_facts(entries: Sequence[Entry]) -> list[Column]:
 
 
 def groups_by_line(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Return the groups of each line, which runs over the values of the first column, by the line's name."""
+    """Return the groups by the name of their line; the points of a line are the values of the first column."""
     lines: dict[str, list[Group]] = {}
     for group in groups:
         without_axis = Group(group.entries, group.columns[1:])
@@ -183,14 +184,14 @@ def groups_by_line(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 @dataclass(frozen=True)
 class Axis:
-    """The place of each value of the groups' first column on an axis; other values than numbers are in a row."""
+    """The place of each value of the groups' first column on an axis; values that are not numbers are side by side."""
 
     places: dict[Any, float]
     are_numbers: bool
 
 
 def axis_of(groups: Sequence[Group]) -> Axis:
-    """Return where the first value of each group lies: numbers at themselves, words side by side."""
+    """Return the places of the first values of all groups: a number is at its own value, others are side by side."""
     values = list(dict.fromkeys(group.values[0] for group in groups))
     are_numbers = all(is_number(value) for value in values)
     if are_numbers:

@@ -150,9 +150,8 @@ _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_b
 _BARS_WIDTH = 8.0
 _NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
 _MOST_NAMES = 100  # of more bars only every k-th has its name printed
-_SPACED_BARS = (
-    50  # fewer bars have a white line between their parts; it would hide thinner bars
-)
+# fewer bars have a white line between their parts; it would hide thinner bars
+_SPACED_BARS = 50
 
 
 def phases(groups: Sequence[Group]) -> Figure:
@@ -390,7 +389,8 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
         for index, operation in enumerate(operations):
             line = []
             for row in timed_rows:
-                if (row.backend, row.ranks, row.op) == (backend, ranks, operation):
+                is_of_link = row.backend == backend and row.ranks == ranks
+                if is_of_link and row.op == operation:
                     line.append(row)
             label = operation
             if len(links) > 1:

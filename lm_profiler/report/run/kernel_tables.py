@@ -28,9 +28,8 @@ _MOST_NAMES = 5  # of such kernels
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
 _LARGEST_MODULES = 10
-_KERNEL_TEXTS = (
-    5  # the first columns of the table of kernels are texts, the others are figures
-)
+# the first columns of the table of kernels are texts, the others are figures
+_KERNEL_TEXTS = 5
 _CALLER_WIDTH = 32  # characters of the calling operator on a terminal
 IDLE = "idle"
 
@@ -249,9 +248,8 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
         for kind, time in times.kinds.items():
             calls = time.count / table.steps
             rows.append(_kind_row(table, phase, kind, time.total_s, calls))
-        rows.append(
-            _kind_row(table, phase, kind=IDLE, total_s=times.idle_s, calls=None)
-        )
+        idle_row = _kind_row(table, phase, IDLE, total_s=times.idle_s, calls=None)
+        rows.append(idle_row)
     return rows
 
 

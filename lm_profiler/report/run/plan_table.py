@@ -128,7 +128,9 @@ def _peak_line(planned: Planned, device: Capacity) -> str:
     capacity = f"the {bytes_text(device.bytes)} that {device.name} has"
     if device.is_free:
         capacity += " free"
-    return f"{peak}: needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {capacity}"
+    needs = bytes_text(planned.needs)
+    verdict = _FITS[fits(planned, device.bytes)]
+    return f"{peak}: needs {needs}, {verdict} into {capacity}"
 
 
 def _smallest_gpu_line(planned: Planned) -> str:
@@ -257,7 +259,7 @@ def remedy_table(
         rows.append(_row_cells(REMEDY_COLUMNS, values, floor_cell))
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
     lines_above = ["", "settings that need less, each rehearsed separately:"]
-    lines_below = [] if has_fitting else ["it is not certain that any of them fits"]
+    lines_below = [] if has_fitting else ["none of them is certain to fit"]
     return Table(headings, cells, lines_above, lines_below)
 
 

@@ -261,9 +261,8 @@ def _ranks_with_verb(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
         return f"the ranks of host {finding.host} are"
     numbers = sorted(slow_rank.rank for slow_rank in slow_ranks)
     count = len(numbers)
-    if len(slow_ranks) == len(
-        finding.slow
-    ):  # The record may name only some of them, and has their number.
+    if len(slow_ranks) == len(finding.slow):
+        # The record may name only some of them, and has their number.
         count = max(count, finding.slow_ranks or 0)
     names = ranks_text(numbers)
     if count > _MOST_RANKS_NAMED:

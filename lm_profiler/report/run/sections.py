@@ -72,8 +72,12 @@ def code_parts_in(record: RunRecord, phase: str) -> list[CodePart]:
 def _code_part_texts(record: RunRecord, code_part: CodePart) -> list[str]:
     """Return the texts of a part's row: its title, its time and its share of the step."""
     step_s = record.time["step"].mean
-    share = code_part.seconds / step_s if step_s else None
-    mean = _ms(code_part.seconds, max(digits_of(code_part.seconds), 1))
+    share = None
+    if step_s:
+        share = code_part.seconds / step_s
+    digits = max(digits_of(code_part.seconds), 1)
+    mean = _ms(code_part.seconds, digits)
+    # Only the mean of a marked part is known: std, median and p95 are empty.
     return [f"  of it {code_part.name}", mean, "", "", "", share_text(share)]
 
 

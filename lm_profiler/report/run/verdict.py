@@ -19,12 +19,10 @@ from lm_profiler.record.run_record import (
 )
 
 _ODD_SHOWN = 3
-_LONGER_THAN_STEP = (
-    1.02  # times the mean step: a longer time includes time between steps
-)
-_LONG_WINDOW_S = (
-    60.0  # a shorter window of measured steps gets a line on what it cannot show
-)
+# times the mean step: a longer time includes time between steps
+_LONGER_THAN_STEP = 1.02
+# a shorter window of measured steps gets a line on what it cannot show
+_LONG_WINDOW_S = 60.0
 _NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 # below this share of the highest SM clock, a GPU's cooling or power limit shapes the figures more than the program
@@ -293,15 +291,22 @@ def odd_text(odd: OddStep, has_several_ranks: bool = False) -> str:
     sign = "+" if odd.excess_s > 0 else "-"
     excess = f"{sign}{duration_text(abs(odd.excess_s))} in {odd.part}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
-    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x the usual time, {excess}"
+    step_time = duration_text(odd.step_s)
+    text = f"step {odd.step}: {step_time}, {ratio} x the usual time, {excess}"
+    return text + _cause_text(odd, has_several_ranks)
+
+
+def _cause_text(odd: OddStep, has_several_ranks: bool) -> str:
+    """Return the cause of an odd step after a colon, or that none was seen; empty if causes were not recorded."""
     rank = f" on rank {odd.rank}" if has_several_ranks else ""
     if odd.cause is not None and odd.cause_s is not None:
-        return f"{text}: {odd.cause}{rank}, {duration_text(odd.cause_s)}"
+        return f": {odd.cause}{rank}, {duration_text(odd.cause_s)}"
     if odd.beside is None:
-        return text
+        return ""
     if not odd.beside:
-        return f"{text}: no cause seen"
-    return f"{text}: no cause seen ({odd.beside}{rank})"
+        return ": no cause seen"
+    # counters with a notable excess that does not explain the step
+    return f": no cause seen ({odd.beside}{rank})"
 
 
 def _clock_phrases(telemetry: Telemetry | None) -> list[str]:

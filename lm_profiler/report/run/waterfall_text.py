@@ -29,10 +29,8 @@ _SMALL_SHARE = 0.01
 _ROUNDING_SHARE = 1e-3  # of a term: a smaller rest without a phase is a rounding error
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _MOST_UNEXPLAINED = 0.1
-_ALWAYS_SHOWN = (
-    "ideal",
-    "unexplained",
-)  # the first and the last term, shown even if their text is 0
+# the first and the last term, shown even if their text is 0
+_ALWAYS_SHOWN = ("ideal", "unexplained")
 # the term of matrix products, to which convolutions belong too
 _PRODUCTS = "slow_products"
 _UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"

@@ -23,9 +23,8 @@ class Column:
     group: str = ""
     place: Place = Place.TABLE  # how prominently it is shown
     option: str | None = None  # the option that sets a fact, where there is one
-    compared: bool = (
-        False  # whether runs are distinguished by it even if no option was swept
-    )
+    # whether runs are distinguished by it even if no option was swept
+    compared: bool = False
     quantity: Figure | None = None  # how figures are shown; None for facts
 
     @property

@@ -285,9 +285,8 @@ _TEXT_FUNCTIONS = {
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 _GAP = "  "  # between columns
-_LEAST_WIDTH = (
-    16  # to which a column of text may be narrowed so that the table stays in one piece
-)
+# to which a column of text may be narrowed so that the table stays in one piece
+_LEAST_WIDTH = 16
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _SPACES_FOR_BREAKS = str.maketrans(dict.fromkeys(_LINE_BREAKS, " "))
 _ANSI_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}

@@ -585,6 +585,7 @@ def _pass_lines(part: str, steps: Steps) -> list[str]:
 
 
 def _step_lines(kind: str, noun: str, rows: Sequence[StepRow], part: str) -> list[str]:
+    """Return a heading for the ``kind`` of steps, and a line with the time of ``part`` for each of ``rows``."""
     lines = [f"  {kind} steps:"]
     for number, row in enumerate(rows, 1):
         lines.append(f"    {noun} {number}: {row.time(part):.6f} seconds")

@@ -32,7 +32,8 @@ from lm_profiler.report.views.blocks import (
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
-_CHARACTER_EVENTS = 80  # a phase narrower than this share of the axis for each character has a slanted name
+# characters that fit on the axis; the name of a phase with less room is slanted
+_CHARACTERS_ON_AXIS = 80
 _COARSE_COLOURS = CAUSE_COLOURS | {"activations_and_rest": CAUSE_COLOURS["activations"]}
 _HEADROOM = 1.12  # of the axis above the peak, for its text
 
@@ -180,8 +181,8 @@ def _phase_area(phase: str, begins: int, ends: int) -> Json:
 
 
 def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
-    """Return Plotly's text of a phase above its area; slanted if the area is narrow."""
-    is_narrow = (ends - begins) * _CHARACTER_EVENTS < events * len(phase)
+    """Return Plotly's text with the name of a phase above its area, slanted if the area is narrow."""
+    is_narrow = (ends - begins) * _CHARACTERS_ON_AXIS < events * len(phase)
     return {
         "x": (begins + ends) / 2,
         "xref": "x",

@@ -131,11 +131,14 @@ def _owners(owned: OtherByOwner) -> Json:
     rows = []
     for action in actions:
         ms = ms_text(action.seconds)
-        cells = [ms, f"{action.calls:,g}", f"{action.in_steps} of {owned.steps}"]
+        calls = f"{action.calls:,g}"
+        steps_with_action = f"{action.in_steps} of {owned.steps}"
+        cells = [ms, calls, steps_with_action]
         length = action.seconds / longest_s if longest_s else 0.0
         pieces = [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")]
         rows.append(bar(action.name, pieces, cells))
-    text = f"Each action of {count_text(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
+    steps = count_text(owned.steps, "step")
+    text = f"Each action of {steps} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
         text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
     drawn = bars(["owner and action", "", "ms", "calls", "in steps"], rows)
@@ -176,7 +179,7 @@ class _StepColumns:
 
 
 def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
-    """Return the chart of the warm-up and the measured steps, on each clock; nothing if the run began no step."""
+    """Return the card with the chart of warm-up and measured steps on each clock; no card without steps."""
     title = "Time of each step"
     if not record.steps:
         return []
@@ -214,7 +217,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
 
 
 def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
-    """Return the clocks that timed the steps, with their titles. On the CPU the two are one."""
+    """Return the clocks that timed the steps, with their titles; without a device there is only the host's."""
     has_device = (
         record.environment is not None and record.environment.device_type != "cpu"
     )
@@ -225,7 +228,7 @@ def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
 
 
 def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
-    """Return plotly's chart of the steps, each a stack of its phases, with marks at odd steps."""
+    """Return the chart of the steps: a bar for each step, stacked from its phases, with marks at odd steps."""
     data: list[Json] = []
     numbers = [row.step for row in steps.rows]
     for part in PARTS:
@@ -258,16 +261,17 @@ def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
 
 
 def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
-    """Shade the steps that are in no summary; cut their bars off where they would flatten all others."""
-    column = [time or 0.0 for time in steps.column_ms("step")]
-    slowest = max(column[: steps.warmup])
-    steady = max(column[steps.warmup :], default=0.0)
+    """Shade the warm-up steps in ``layout``, and limit the axis if their bars would flatten all others."""
+    step_ms = [time_ms or 0.0 for time_ms in steps.column_ms("step")]
+    longest_warmup_ms = max(step_ms[: steps.warmup])
+    longest_measured_ms = max(step_ms[steps.warmup :], default=0.0)
     begin = steps.rows[0].step - 0.5
     end = steps.rows[steps.warmup - 1].step + 0.5
     text = "warm-up"
-    if steady > 0 and slowest > _SLOW_WARMUP * steady:
-        text = f"warm-up, up to {slowest:,.1f} ms"
-        layout["yaxis"]["range"] = [0, _AXIS_HEIGHT * steady]
+    would_flatten = longest_warmup_ms > _SLOW_WARMUP * longest_measured_ms
+    if longest_measured_ms > 0 and would_flatten:
+        text = f"warm-up, up to {longest_warmup_ms:,.1f} ms"
+        layout["yaxis"]["range"] = [0, _AXIS_HEIGHT * longest_measured_ms]
     area = {
         "type": "rect",
         "xref": "x",
@@ -296,7 +300,7 @@ def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
 def _odd_marks(
     record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns
 ) -> list[Json]:
-    """Return a sign above each step that is far from the others; its text shows where the pointer rests."""
+    """Return a mark at each odd step, whose text is shown when the pointer is on it; ``rows`` has steps by number."""
     odd_steps = [odd for odd in record.odd_steps if odd.step in rows]
     if not odd_steps:
         return []

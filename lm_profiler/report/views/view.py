@@ -32,9 +32,8 @@ class View:
     title: str
     blocks: Callable[[Entry, Limits], list[Json]]
     missing: Callable[[Entry], str | None]
-    is_live: bool = (
-        False  # whether the view may change although the run's record does not
-    )
+    # whether the view may change although the run's record does not
+    is_live: bool = False
 
     def answer(self, entry: Entry, limits: Limits | None = None) -> list[Json]:
         """Return the blocks for ``entry``, or the reason why there are none; for a damaged file, an error message."""

