@@ -1,7 +1,7 @@
-"""The evidence of a run, or of a window of a run, from which its record is concluded: plain data, stored in a file.
+"""The evidence of a run: plain data, stored in a file, from which its record is computed.
 
-``callbacks.collect`` makes it, ``analysis.conclude`` makes a record of it. It stands here and not beside the record,
-because the arithmetic defines the types of what it holds: timelines of ranks, delays, pieces of a trace.
+``callbacks.collect`` creates it, and ``analysis.conclude`` computes the record from it. It is in this package, and not
+beside the record, because the types of its fields are defined by the analysis (timelines of ranks, pieces of a trace).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _UNTYPED = Annotated[Any, SkipValidation]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a run left, for all ranks. Times in seconds, memory in bytes; None means unknown.
+    """All data of a run, of all ranks. Times are in seconds, memory is in bytes; None means unknown.
 
-    A field that the record has by the same name goes there as it is; ``RunRecord`` documents its meaning.
+    Fields that ``RunRecord`` has too, by the same name, are copied to the record; their meaning is documented there.
     """
 
     name: str = "lm_profiler"
@@ -85,15 +85,15 @@ class Evidence:
     steps_planned: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    # What the steps left.
-    rows: _UNTYPED = ()  # A ``StepTable``, or rows, of all ranks and stages. Their own files keep them.
-    # the steps at which the number of batches changes, for each rank
+    # Data of the steps.
+    rows: _UNTYPED = ()  # a ``StepTable``, or rows, of all ranks and stages; stored in files of their own
+    # for each rank: an entry for the first step, and for each step at which the batches change
     batch_counts: Sequence[Sequence[BatchCount]] = ()
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     outside: Sequence[OutsideSteps] = ()
     stages_s: float | None = None
-    # share of the measured phases at whose beginning the device had nothing left to do
+    # share of the measured phases at whose beginning the device had already finished its work
     device_idle: float | None = None
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
     causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
@@ -113,14 +113,14 @@ class Evidence:
     telemetry: Telemetry | None = None
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
-    # counters of each measured step, of each rank that has them
+    # the counters of each measured step, of all ranks that have them
     counters: Sequence[StepCounters] = ()
-    # the timeline of each rank that has noted when it came to its collectives
+    # the timelines of the ranks that recorded their arrivals at collectives
     timelines: Sequence[RankTimeline] = ()
-    parts: Sequence[str] = PARTS  # what the codes in ``timelines`` stand for
-    ranks_heard: int = 1  # the number of ranks that the facts cover; ``rows`` may cover more, whose files were found
+    parts: Sequence[str] = PARTS  # the parts that are the codes in ``timelines``
+    ranks_heard: int = 1  # the number of ranks with facts here; ``rows`` may have more, whose files were found
 
-    # What the Trainer, the module and the machine report.
+    # Data of the Trainer, the module and the machine.
     world_size: int = 1
     accumulate_grad_batches: int = 1
     precision: str = "32-true"  # the Trainer's precision, by Lightning's name
@@ -129,35 +129,35 @@ class Evidence:
     environment: Environment | None = None
     model: ModelFacts | None = None
     experts: Sequence[ExpertLoad] = ()
-    # the settings that are switched on, as far as that can be read; ``conclude`` adds what the figures say
+    # the settings of the run, if they can be read; ``conclude`` adds those that follow from figures
     settings: Settings | None = None
-    lists: Lists | None = None  # the lists of tensors that the optimizers are given
+    lists: Lists | None = None  # about the lists of tensors that the optimizers get
     multiprocessors: int | None = None  # the number of multiprocessors of one device
-    # the peak of one device, where the user says it
+    # the peak of one device, if the user stated it
     peak_flops_per_s: float | None = None
 
-    # What is determined after all timing.
-    flops: Flops | None = None  # FLOPs of a step of ``work_batches``, over all ranks
-    # FLOPs of a step of one rank, by the dtype of their factors in torch's names
+    # Data that are measured after all steps were timed.
+    flops: Flops | None = None  # FLOPs of one step, over all ranks
+    # FLOPs of one step of one rank, by torch's name of the dtype of the factors
     by_dtype: Mapping[str, int] = field(default_factory=dict)
-    # the least work of each phase of a step, on one device
+    # the least work of each phase of that step, on one device
     work: Mapping[str, Work] = field(default_factory=dict)
-    # batches of the step whose work this is, over all ranks
+    # the number of batches of that step, over all ranks
     work_batches: float | None = None
-    # elements of the largest tensor of each of them, in sum; None means unknown
+    # the sum over these batches of the elements of their largest tensor; None means unknown
     work_elements: float | None = None
-    # the machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device
+    # the measured peak FLOP/s of one device, by torch's name of each dtype of the run's matmuls
     ceilings: Mapping[str, float | None] = field(default_factory=dict)
-    # bytes/s that one device read and wrote in a large copy
+    # the bytes per second that one device read and wrote in a large copy
     copied_bytes_per_s: float | None = None
     numerics: NumericsFacts | None = None
-    # Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it.
+    # the time of rank 0's traced steps, as a ``KernelTable``; computed from the trace's own file
     kernels: _UNTYPED = None
-    traced: _UNTYPED = None  # the same in pieces and gaps, a ``Traced``
+    traced: _UNTYPED = None  # the same as pieces and gaps: a ``Traced``
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
-# takes 20 ms to make, and many runs may be read
+# cached, because creating it takes 20 ms, and many runs may be read
 _adapter = cache(partial(TypeAdapter[Evidence], Evidence))
 
 
@@ -170,10 +170,10 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Return the evidence of the run in ``folder``, with its rows and the contents of its trace.
+    """Return the evidence of the run in ``folder``, with its rows and its trace.
 
     Raises:
-        RecordError: there is none, or a file of it is damaged or foreign.
+        RecordError: it is missing, or one of its files is damaged or of another kind.
     """
     path = folder / EVIDENCE_FILE
     evidence = _read_file(path)
@@ -186,7 +186,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def read_batch_counts(folder: Path) -> Sequence[Sequence[BatchCount]]:
-    """Return the batches of each rank's steps; none if the run left no evidence that can be read."""
+    """Return the batch counts of each rank; empty if the run has no readable evidence."""
     try:
         return _read_file(folder / EVIDENCE_FILE).batch_counts
     except RecordError:
@@ -194,7 +194,7 @@ def read_batch_counts(folder: Path) -> Sequence[Sequence[BatchCount]]:
 
 
 def read_counters(folder: Path) -> Sequence[StepCounters]:
-    """Return the counters of each measured step of all ranks; none if the run left no evidence that can be read."""
+    """Return the counters of the measured steps of all ranks; empty if the run has no readable evidence."""
     try:
         return _read_file(folder / EVIDENCE_FILE).counters
     except RecordError:
@@ -202,7 +202,7 @@ def read_counters(folder: Path) -> Sequence[StepCounters]:
 
 
 def _read_file(path: Path) -> Evidence:
-    """Read the evidence in ``path``; raise RecordError if there is none."""
+    """Read the evidence in ``path``; raise RecordError if it is missing or damaged."""
     try:
         with gzip.open(path) as file:
             content = file.read()
@@ -218,7 +218,7 @@ def _read_file(path: Path) -> Evidence:
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """Return the contents of the trace in ``path``; nothing if there is no trace, or none with a whole step."""
+    """Return the contents of the trace in ``path``; (None, None) if there is no trace, or if it has no whole step."""
     try:
         work = read_traced_work(path)
     except (OSError, ValueError) as error:

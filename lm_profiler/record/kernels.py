@@ -1,4 +1,4 @@
-"""``trace/rank<n>.kernels.json``: the time of a trace by phase and kind, and its largest kernels."""
+"""The file ``trace/rank<n>.kernels.json``: the time of a trace by phase and kind, and its largest kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 
 from lm_profiler.record.run_record import Newer, Part, read_part
 
-# The kind of a kernel or an operator, by its name. ``matmul`` includes convolutions, ``attention`` is fused attention
-# only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
-# ``host_copies`` those from and to the host, ``waiting`` a kernel that only lets time pass.
+# The kind of a kernel or an operator, derived from its name. ``matmul`` includes convolutions. ``attention`` is only
+# fused attention, and ``softmax`` one outside of it. ``copies`` are copies within the device, casts, fills, gathers and
+# scatters; ``host_copies`` are copies from and to the host. ``waiting`` is a kernel that only lets time pass.
 Kind = Literal[
     "matmul", "attention", "softmax", "normalization", "elementwise", "reduction", "copies", "host_copies",
     "communication", "waiting", "other",
@@ -29,11 +29,11 @@ class KindTime(Part):
 
 
 class PhaseKernels(Part):
-    """One phase; ``busy_s`` and ``idle_s`` of all phases add up to the window."""
+    """The time of one phase. The sum of ``busy_s`` and ``idle_s`` over all phases is the window."""
 
     busy_s: float
     idle_s: float
-    # by how much the totals of ``kinds`` exceed ``busy_s``, as several streams, or threads, work at the same time
+    # by how much the sum of ``kinds`` exceeds ``busy_s``, because several streams or threads work at the same time
     overlap_s: float
     kinds: dict[Annotated[Kind, Newer], KindTime]
 
@@ -54,7 +54,7 @@ class KernelRow(Part):
 
 
 class Rest(Part):
-    """The number and the sums of the smallest rows, which were left out."""
+    """The sums of the smallest rows, which are not listed."""
 
     rows: int
     count: int
@@ -70,20 +70,20 @@ class KernelSum(NamedTuple):
 
 
 class KernelTable(Part):
-    """The time of the traced steps, in seconds over all ``steps``: divide by them for one step."""
+    """The time of the traced steps. All seconds are sums over these ``steps``."""
 
     schema_version: Literal[1] = 1
-    # ``kernels``: the device's, in the phase whose host code launched them; idle time belongs to the phase whose
-    # kernel ended it. ``operators``: PyTorch's on the host without their children, if there is no device; idle is time
-    # outside of operators: Python and the loop
+    # ``kernels`` of a device belong to the phase in which the host launched them, and idle time to the phase whose
+    # kernel ends it. ``operators`` of PyTorch on the host, if there is no device, count without those that they call;
+    # idle time is then that outside of operators (Python and the loop).
     source: Annotated[Literal["kernels", "operators"], Newer]
     steps: int = Field(gt=0)
-    # from the beginning of the first traced step to the end of the last one and of its work
+    # from the beginning of the first traced step to the end of the last one, including its work on the device
     window_s: float = Field(gt=0)
     phases: dict[str, PhaseKernels]
     rows: list[KernelRow]  # the largest first
     rest: Rest
-    # the share of the window in which only kernels ran that move bytes rather than compute (elementwise, normalization,
+    # the share of the window in which only kernels limited by the memory bandwidth ran (elementwise, normalization,
     # reduction, softmax, copies within the device); None without a device
     memory_bound_share: float | None
     # the share of the window in which only communication ran; None without a device
@@ -91,9 +91,9 @@ class KernelTable(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
-        """Raise ValueError if a row has a phase that the table lacks, or one without any time."""
+        """Raise ValueError if a row belongs to a phase that the table does not have, or that has no time."""
         for row in self.rows:
-            # A phase may have 0 s idle and busy, if all of its kernels ran at the same time as those of others.
+            # A phase may have 0 s busy and idle, if all its kernels ran at the same time as kernels of other phases.
             phase = self.phases.get(row.phase)
             if phase is None or (
                 row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0
@@ -111,11 +111,11 @@ class KernelTable(Part):
         ]
 
     def phases_s(self, phases: Collection[str] | None = None) -> float:
-        """Return the seconds of ``phases``, or of all of them, idle time included."""
+        """Return the seconds of ``phases`` (None: of all), including idle time."""
         return sum(part.busy_s + part.idle_s for part in self._parts(phases))
 
     def kind_s(self, kind: Kind, phases: Collection[str] | None = None) -> float:
-        """Return the seconds of a kind of kernel in ``phases``, or in all of them."""
+        """Return the seconds of a kind of kernel in ``phases`` (None: in all)."""
         parts = self._parts(phases)
         return sum(part.kinds[kind].total_s for part in parts if kind in part.kinds)
 
@@ -124,7 +124,7 @@ class KernelTable(Part):
         phases: Collection[str] | None = None,
         kinds_left_out: Collection[str] = (),
     ) -> list[KernelSum]:
-        """Return the sum of each name over the rows of ``phases``, or of all of them, the largest first."""
+        """Return the sums of the rows of ``phases`` (None: of all) by the name of the kernel, the largest first."""
         sums: dict[str, KernelSum] = {}
         for row in self.rows:
             is_in_phases = phases is None or row.phase in phases

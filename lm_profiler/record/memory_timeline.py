@@ -1,4 +1,4 @@
-"""``memory_timeline.<source>.json``: every allocation and free of one step, by cause, and the largest of them."""
+"""The file ``memory_timeline.<source>.json``: all allocations of one step by cause, and the largest of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pydantic import model_validator
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, read_part
 
-# The causes, each with its title, in the order of the stack. ``activations`` are tensors for backward, or
-# recomputed by checkpointing; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
-# last three add up to ``MemoryCauses.activations_and_rest``.
+# The causes, in the order in which pictures stack them. ``activations`` are tensors stored for backward, or recomputed
+# by checkpointing; ``workspaces`` are those of cuBLAS; ``rest`` is freed within its phase, or is the batch. The sum of
+# the last three is ``MemoryCauses.activations_and_rest``.
 _CAUSES = (
     "parameters",
     "gradients",
@@ -36,58 +36,57 @@ SOURCES = {
 
 
 class Allocation(Part):
-    """One storage, or ``count`` equal ones. None means unknown, or made before the step."""
+    """One storage, or ``count`` equal ones. None means unknown, or allocated before the step."""
 
     bytes: int  # bytes of each
     count: int = 1
     cause: str
-    # the phase that made it; None if it existed before the step
+    # the phase that allocated it; None if it existed before the step
     phase: str | None = None
     shape: list[int] | None = None
     dtype: str | None = None
-    # the operator that made it; for a parameter, its gradient or its states, the tensor's name
+    # the operator that allocated it; for a parameter, its gradient or its states, the name of the tensor
     name: str | None = None
-    # the path of the module whose forward or backward made it; ``*`` for the indices of equal layers
+    # the path of the module whose forward or backward pass allocated it, with ``*`` for the indices of equal layers
     module: str | None = None
     line: str | None = None  # the innermost line of the module's code: file and number
 
 
 class BlockMemory(Part):
-    """One block of a module that repeats blocks, the middle one of ``count``."""
+    """The memory of one block of a module with ``count`` equal blocks: the one in the middle."""
 
     module: str  # the path of the blocks, with ``*`` for their index
     count: int  # the number of such blocks
-    saved_bytes: int  # what the block saves for backward
-    # the largest of it: equal storages in one row, the most bytes first
+    saved_bytes: int  # bytes that the block saves for backward
+    # the largest of these storages, with equal ones in one row
     saved: list[Allocation]
     gradients_bytes: int  # gradients of the block's parameters
 
 
 class MemoryTimeline(Part):
-    """The memory of one step, in bytes: what was held when it began, and each change after that, in order."""
+    """The memory of one step in bytes: the memory held when it began, and each change after that."""
 
     schema_version: Literal[1] = 1
     source: Annotated[Literal["planned", "measured"], Newer]
-    causes: list[str]  # the causes to which ``events`` refer by number
+    causes: list[str]  # the causes; ``events`` refer to them by their index
     start: list[int]  # bytes of each cause when the step begins
     phases: list[tuple[str, int]]  # each phase, and the number of events before it
-    # the number of a cause, and the bytes by which it grew; negative where memory was freed
+    # the changes in order: the index of a cause, and the bytes by which it grew (negative: bytes freed)
     events: list[tuple[int, int]]
-    largest: list[Allocation]  # the largest allocations that were alive at the peak
-    # what autograd saved for backward, without parameters: equal storages in one row, the most bytes first
+    largest: list[Allocation]  # the largest allocations that existed at the peak
+    # the storages that autograd saved for backward, without parameters, the largest first, with equal ones in one row
     saved: list[Allocation]
-    saved_bytes: int  # bytes of all storages that autograd saved, without parameters
-    # the residual stream, of batch, context and width: the sum of three dimensions that occurs
-    # most often among the activations
+    saved_bytes: int  # bytes of all these storages
+    # the residual stream (batch, context, width): the sum with three dimensions that is most frequent among activations
     residual: Allocation | None = None
-    # one block of the module, if it repeats blocks
+    # one of the blocks, if the module has equal blocks
     block: BlockMemory | None = None
-    # bytes of each cause before the first step, once model and optimizers exist
+    # bytes of each cause before the first step, after model and optimizers were created
     set_up: dict[str, int] | None = None
 
     @model_validator(mode="after")
     def _check_numbers(self) -> MemoryTimeline:
-        """Raise ValueError if an event has a cause, or a phase begins at an event, that does not exist."""
+        """Raise ValueError if an event refers to a cause, or a phase to an event, that does not exist."""
         are_causes_known = all(
             0 <= cause < len(self.causes) for cause, _ in self.events
         )
@@ -106,7 +105,7 @@ class MemoryTimeline(Part):
 
     @cached_property
     def totals(self) -> list[int]:
-        """Bytes of all causes, before the first event and after each."""
+        """The bytes of all causes together, before the first event and after each event."""
         changes = [change for _, change in self.events]
         return list(accumulate(changes, initial=sum(self.start)))
 
@@ -119,19 +118,19 @@ class MemoryTimeline(Part):
         return max(self.totals)
 
     def bytes_after(self, events: int) -> dict[str, int]:
-        """Return the bytes of each cause after a number of events."""
+        """Return the bytes of each cause after this number of ``events``."""
         held_bytes = list(self.start)
         for cause, change in self.events[:events]:
             held_bytes[cause] += change
         return dict(zip(self.causes, held_bytes, strict=True))
 
     def moments(self) -> dict[str, MemoryCauses]:
-        """Return what is held after set-up, and before and after the optimizer's step, if known."""
+        """Return the memory after set-up, and before and after the optimizer's step, if these are known."""
         moments = {}
         if self.set_up is not None:
             moments["set_up"] = _memory_causes(self.set_up)
         phase_names = [phase for phase, _ in self.phases]
-        # An optimizer may work before its closure too, and so before there are gradients.
+        # Only after backward has begun: an optimizer may also run code before its closure, without gradients.
         first_backward = (
             phase_names.index("backward") if "backward" in phase_names else 0
         )
@@ -154,11 +153,11 @@ class MemoryTimeline(Part):
     def curves(
         self, most_places: int = 4000
     ) -> tuple[list[int], Mapping[str, list[int]]]:
-        """Return at most ``most_places`` places on the axis of events, and the bytes of each cause there."""
+        """Return at most ``most_places`` positions among the events, and the bytes of each cause at these."""
         width = ceil(len(self.totals) / most_places)
         places = []
         for begin in range(0, len(self.totals), width):
-            # of each stretch the place with most bytes
+            # of each stretch of events the position with most bytes
             end = min(begin + width, len(self.totals))
             places.append(max(range(begin, end), key=self.totals.__getitem__))
 
@@ -173,7 +172,7 @@ class MemoryTimeline(Part):
         return places, curves
 
     def shaded(self) -> list[tuple[str, int, int]]:
-        """Return each phase that has events, with the places where it begins and ends; neighbours are joined."""
+        """Return each phase with events, and the positions of its begin and end; successive equal phases are joined."""
         stretches: list[tuple[str, int, int]] = []
         phase_ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
         for (phase, begin), end in zip(self.phases, phase_ends, strict=True):
@@ -189,7 +188,7 @@ class MemoryTimeline(Part):
 
 
 def _memory_causes(held_bytes: Mapping[str, int]) -> MemoryCauses:
-    """Return the causes that the record has; the others are the rest."""
+    """Return the bytes by the causes of ``MemoryCauses``; all other causes count as the rest."""
     causes = {cause: held_bytes.get(cause, 0) for cause in MemoryCauses.model_fields}
     causes["activations_and_rest"] = sum(held_bytes.values()) - sum(causes.values())
     return MemoryCauses(**causes)

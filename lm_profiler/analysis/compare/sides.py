@@ -1,4 +1,4 @@
-"""The runs of one side of a comparison: their measured steps, what those took, and what a reader must know of them."""
+"""The runs of one side of a comparison: their measured steps, the means of their parts, and notes for the reader."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from lm_profiler.record.run_record import Ranks, RecordError, RunRecord, StepCou
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
-# names of what waiting for a CPU does not stretch
+# names of figures that do not include waiting for a CPU
 WITHOUT_CPU_WAITS = "without_cpu_waits"
 CPU_TIME = "cpu_time"
 
 _NORMAL_95 = 1.96  # standard errors in half of a 95 % interval
 
-# from this share of the measured steps on, a reader must know that they count as warm-up
+# If at least this share of the measured steps counts as warm-up, a note says so.
 _MUCH_WARM_UP = 0.2
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its measured steps, at least one, one row per step."""
+    """A run with at least one measured step."""
 
     folder: Path
     record: RunRecord
-    steps: list[StepRow]
+    steps: list[StepRow]  # one row per step
     model: StepModel  # of the steps
-    # what the mean rank waits for others in each part, where that is not the part's own
+    # how long the mean rank waits for other ranks in each part, if this is to be subtracted from the part
     waits_s: Mapping[str, float] = field(default_factory=dict)
-    # of the compared steps, of all ranks; empty if unknown
+    # the counters of the compared steps, of all ranks; empty if unknown
     counters: Sequence[StepCounters] = ()
 
     def mean(self, part: str) -> Interval:
-        """Return the mean of ``part`` over all measured steps after the warm-up, whatever levels they have.
+        """Return the mean of ``part`` over all measured steps after the warm-up, of all levels.
 
-        With fewer than three steps the interval is unbounded.
+        With fewer than three steps the interval is infinite.
         """
         seconds = np.array([row.time(part) for row in self.steps])
         mean_s = float(seconds[self.model.cut :].mean())
@@ -66,7 +66,7 @@ class Run:
         if interval is None:
             interval = Interval(mean=mean_s, low=-math.inf, high=math.inf)
         own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
-        # As uncertain as with the waiting, whose scatter from step to step is not recorded.
+        # The width of the interval stays, because the spread of the waiting from step to step is not recorded.
         shift_s = own_s - interval.mean
         low_s = interval.low + shift_s
         high_s = interval.high + shift_s
@@ -77,9 +77,9 @@ class Run:
 
     @property
     def without_cpu_waits(self) -> Interval | None:
-        """Mean seconds of a step without the time for which others kept the training thread waiting for a CPU.
+        """The mean step without the time in which the training thread waited for a CPU because of other programs.
 
-        In the rest it ran, slept, or waited for processes of the run itself, such as a loader's workers. None: unknown.
+        In the rest it ran, slept, or waited for processes of the run itself, such as loader workers. None if unknown.
         """
         share = self._share_of_others
 
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def _share_of_others(self) -> float:
-        """The share of all waits for a CPU that others can have caused; the run's own threads wait for each other."""
+        """The share of the waits for a CPU that other programs can have caused, and not the run's own threads."""
         contention = self.record.contention
         if contention is None or not contention.waited_s or contention.others_s is None:
             return 1.0
@@ -98,15 +98,15 @@ class Run:
 
     @property
     def cpu_time(self) -> Interval | None:
-        """Mean CPU time of the process per step; None means unknown."""
+        """The mean CPU time of the process per step; None if unknown."""
         return self._mean_of_counters(_cpu_s)
 
     def _mean_of_counters(
         self, figure: Callable[[StepCounters], float | None]
     ) -> Interval | None:
-        """Return the mean over steps of the figure's mean over ranks; None if a step of a rank lacks it."""
+        """Return the mean over steps and ranks of a figure of the counters; None if it is missing for any of them."""
         if not self.counters and self.record.mean_counters is not None:
-            # the run left no counters of single steps
+            # there are no counters of single steps, only their mean
             mean = figure(self.record.mean_counters)
             if mean is None:
                 return None
@@ -124,7 +124,7 @@ class Run:
         return mean_interval(means) or Interval(mean=mean, low=-math.inf, high=math.inf)
 
     def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
-        """Return an interval around ``mean_s``: a step's time scatters more than what waiting does not stretch."""
+        """Return an interval around ``mean_s`` as wide, relatively, as that of the step, which is an upper limit."""
         step = self.mean("step")
         if step.mean <= 0.0:
             return Interval(mean=mean_s, low=-math.inf, high=math.inf)
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def waited_share(self) -> float:
-        """How long the training thread waited for a CPU because of others, over the rest of the step; 0 if unknown."""
+        """The ratio of waits for a CPU that other programs caused to the rest of the step; 0 if unknown."""
         rest = self.without_cpu_waits
         if rest is None or rest.mean <= 0.0:
             return 0.0
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def cpu_share_missed(self) -> float:
-        """The share of the CPU time that the run needed and that others took; 0 if unknown."""
+        """The share of the CPU time needed by the run that other programs took; 0 if unknown."""
         contention = self.record.contention
         return 0.0 if contention is None else contention.not_had or 0.0
 
@@ -159,11 +159,11 @@ def _cpu_s(counters: StepCounters) -> float | None:
 
 
 def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
-    """Return the mean of a series of the model's steps after the warm-up; None of fewer than three steps.
+    """Return the mean of a series of the model's steps after the warm-up; None if there are fewer than three.
 
-    Each level adds its own uncertainty. One change of level counts as it is: the run took that long. Levels that change
-    twice or more would have been others in the next run, so how far they differ counts as uncertainty too; and so does
-    that of a level of too few steps to be estimated.
+    The uncertainties of all levels are combined. If the level changed only once, both levels count as they are. If it
+    changed more often, the levels would be different in another run, so their differences from the mean count as
+    uncertainty too. The same holds for a level with too few steps for an interval.
     """
     levels = [(begin, end) for begin, end in pairwise(model.edges) if end > begin]
     if len(levels) <= 1:
@@ -192,7 +192,7 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
 
 @dataclass(frozen=True)
 class Side:
-    """One run or its repeats. ``notes`` are what a reader must know about them."""
+    """One side of a comparison: a run and its repeats, with notes for the reader."""
 
     runs: list[Run]
     notes: list[str]
@@ -201,7 +201,7 @@ class Side:
         return [run.mean(part) for run in self.runs]
 
     def figures(self, name: str) -> list[Interval] | None:
-        """Return the means of a part, or of what a load does not stretch, of each run; None if a run lacks them."""
+        """Return the mean of a part, or of a figure without waits for a CPU, for each run; None if a run lacks it."""
         intervals: list[Interval | None] = []
         for run in self.runs:
             if name == WITHOUT_CPU_WAITS:
@@ -216,14 +216,14 @@ class Side:
         return known_intervals
 
     def typical_s(self, part: str) -> float:
-        """Return the mean step; for repeats the geometric mean of their means, which their ratio compares."""
+        """Return the mean seconds of ``part``; with several runs, the geometric mean of their means."""
         return typical_value([interval.mean for interval in self.means(part)])
 
     def occurs(self, part: str) -> bool:
         return any(run.occurs(part) for run in self.runs)
 
     def values(self, quantity: Quantity) -> list[Any] | None:
-        """Return a figure of each run; None if a run lacks it."""
+        """Return a figure for each run; None if a run lacks it."""
         values = [quantity.get(run.record) for run in self.runs]
         return None if None in values else values
 
@@ -234,12 +234,12 @@ class Side:
 
 
 def typical_value(values: Sequence[float]) -> float:
-    """Return the geometric mean, or the mean if one of ``values`` is 0."""
+    """Return the geometric mean of ``values``, or the arithmetic mean if one of them is 0."""
     return geometric_mean(values) if min(values) > 0.0 else fmean(values)
 
 
 def without_waiting(*sides: Side) -> list[Side]:
-    """Return phases without waiting, if all runs have it: a phase that ends in a collective contains waiting."""
+    """Return the sides with waiting for other ranks subtracted from the phases, if all runs have measured it."""
     for side in sides:
         if any(run.record.ranks is None for run in side.runs):
             return list(sides)
@@ -251,7 +251,7 @@ def without_waiting(*sides: Side) -> list[Side]:
 
 
 def _waits_s(ranks: Ranks | None) -> dict[str, float]:
-    """Return the waiting seconds of the mean rank by part; of the median rank if not every rank's is known."""
+    """Return how long the mean rank waits in each part; the median rank, if not all ranks are in the record."""
     if ranks is None:
         return {}
     waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
@@ -266,9 +266,9 @@ def _waits_s(ranks: Ranks | None) -> dict[str, float]:
 
 
 def comparable_step_s(entry: Entry) -> float | None:
-    """Return the mean step of a run: all of its measured steps after the warm-up; None if none was measured.
+    """Return the mean of all measured steps of a run after the warm-up; None if no step was measured.
 
-    If other programs took CPU time from the run, it is the step without waits for a CPU, as far as that is known.
+    If other programs took CPU time from the run, it is the step without waits for a CPU, if that is known.
     """
     try:
         [run] = read_side("run", [entry]).runs
@@ -282,7 +282,7 @@ def comparable_step_s(entry: Entry) -> float | None:
 
 
 def used_gpu_of_others(run: Run) -> bool:
-    """Whether other processes used the run's GPU, so that waiting for it shows nothing."""
+    """Return whether other processes used the run's GPU, which lengthens the waits for it."""
     contention = run.record.contention
     if contention is None or contention.gpu is None:
         return False
@@ -293,7 +293,11 @@ def used_gpu_of_others(run: Run) -> bool:
 
 
 def read_side(label: str, entries: Sequence[Entry]) -> Side:
-    """Return the runs that measured something; ``label`` is A or B."""
+    """Return the side with the runs of ``entries`` that measured steps; ``label`` is A or B.
+
+    Raises:
+        UsageError: no run measured a step.
+    """
     runs: list[Run] = []
     unusable: list[tuple[Path, str]] = []
     doubts: list[tuple[Path, str]] = []
@@ -336,7 +340,7 @@ def _end_text(entry: Entry) -> str:
 
 
 def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
-    """Return one note for each kind of statement about runs, with its first run: twenty equal notes help nobody."""
+    """Return one note for each kind of statement about runs; it names the first run, and the number of the others."""
     by_kind: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in statements:
         kind = re.split("[:(]", text)[0]
@@ -353,7 +357,7 @@ def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
 
 
 def _measured_steps(entry: Entry) -> list[StepRow]:
-    """Return measured steps, the mean over the ranks, with the device's time."""
+    """Return the measured steps with times of the device, as means over the ranks."""
     has_steps_file = entry.record is not None and entry.record.steps
     if not has_steps_file:  # the run ended before its first step
         return []

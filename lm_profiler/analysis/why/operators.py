@@ -1,7 +1,7 @@
-"""The least bytes that an operator moves and its FLOPs, from its name and its input tensors.
+"""Computes the least bytes that an operator moves, and its FLOPs, from its name and its inputs.
 
-A trace holds no results: they follow from the operator's meaning. If that is unknown, only reads count,
-so bytes are a lower bound. Each input counts once, and the result once.
+A trace has no shapes of results. They are derived from what the operator does; if that is unknown, only the bytes that
+it reads count. Each input and the result count once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PRODUCTS = frozenset({"mm", "bmm", "_scaled_mm", "_int_mm"}) | _BIASED
 
 
 class Operand(NamedTuple):
-    """A tensor, or a list of tensors, which has no single shape."""
+    """A tensor argument, or a list of tensors, which has no shape."""
 
     shape: Sequence[int]
     elements: int
@@ -68,7 +68,7 @@ _UNKNOWN_OPERAND = Operand(shape=(), elements=0, item_bytes=None)
 
 
 class Lists(NamedTuple):
-    """Facts about tensors in a list that a trace lacks: their types, and for more than 30 also their elements."""
+    """What a trace does not show of a list of tensors: their type, and (for more than 30 tensors) their elements."""
 
     elements: int | None = None
     item_bytes: int | None = None
@@ -78,7 +78,7 @@ UNKNOWN_LISTS = Lists()
 
 
 def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
-    """Return the tensors among the arguments, in order; ``lists`` describes the lists that one call gets."""
+    """Return the tensors among the arguments, in order; ``lists`` describes the lists of tensors among them."""
     tensors = []
     lists_are_cut = is_cut(inputs)
     for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
@@ -106,25 +106,25 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
 
 
 def is_cut(inputs: Inputs) -> bool:
-    """Return whether the trace left out lists of tensors as too long: at least the first one is never empty."""
+    """Return whether the trace omits lists of tensors because they are too long: the first list is empty then."""
     for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
         if type_name == "TensorList":
             return bool(dims == [])
     return False
 
 
-# bytes, from the operands and the bytes of reading all of them
+# returns the bytes that an operator moves; takes its operands, and the bytes of reading all of them
 _Rule = Callable[[Sequence[Operand], int], int]
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
-    """Return the bytes that one call of ``name``, an operator or a compiled kernel, moves at least; None: unknown."""
+    """Return the least bytes that one call of ``name``, an operator or a compiled kernel, moves; None if unknown."""
     tensors = operands(inputs, lists)
     if not tensors or any(tensor.item_bytes is None for tensor in tensors):
         return None
     read_bytes = sum(tensor.bytes for tensor in tensors)
     if name.startswith("triton_"):
-        return read_bytes  # its results are arguments too
+        return read_bytes  # results are among the arguments of a compiled kernel
     base_name = re.sub(r"^aten::(_foreach_)?", "", name)
     rule = _BY_NAME.get(base_name) or _BY_KIND.get(operator_kind(name))
     if base_name == name or rule is None:
@@ -133,7 +133,10 @@ def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
 
 
 def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
-    """Return the bytes with a result of the broadcast shape; in place, and for lists, that is the first operand's."""
+    """Return the bytes of an elementwise operator, whose result has the shape to which its operands are broadcast.
+
+    For lists, it is that of the first operand.
+    """
     result_elements = tensors[0].elements
     dimensions = max(len(tensor.shape) for tensor in tensors)
     if dimensions > 0:
@@ -143,7 +146,7 @@ def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
             for dimension, size in enumerate(tensor.shape):
                 broadcast[offset + dimension] = max(broadcast[offset + dimension], size)
         result_elements = prod(broadcast)
-    # Type promotion: tensors with dimensions go before scalars, floats before integers.
+    # Type promotion: tensors with dimensions take precedence over scalars, and floats over integers.
     deciding = [tensor for tensor in tensors if tensor.shape] or tensors
     deciding = [tensor for tensor in deciding if tensor.dtype is not None] or deciding
     result_item_bytes = max(tensor.item_bytes or 0 for tensor in deciding)
@@ -188,7 +191,7 @@ def _bytes_with_result_like_first(tensors: Sequence[Operand], read_bytes: int) -
 
 
 def _bytes_of_dropout(tensors: Sequence[Operand], read_bytes: int) -> int:
-    """Return the bytes of a dropout: its result, and a mask of a byte an element."""
+    """Return the bytes of a dropout, which also writes a mask with one byte per element."""
     return read_bytes + tensors[0].bytes + tensors[0].elements
 
 
@@ -254,7 +257,7 @@ class Product(NamedTuple):
 
 
 def product_of(name: str, inputs: Inputs) -> Product | None:
-    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None means unknown."""
+    """Return the matrix product that the operator ``name`` computes; a multiply-add is two FLOPs. None if unknown."""
     tensors = operands(inputs)
     shapes = [tensor.shape for tensor in tensors]
     dtype = tensors[1].dtype if len(tensors) > 1 else None
@@ -276,7 +279,11 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
 def _attention_product(
     base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs
 ) -> Product | None:
-    """Return the product of attention on [B, H, T, D]; operators not called ``scaled_dot_product`` get [B, T, H, D]."""
+    """Return the FLOPs of fused attention.
+
+    Inputs of operators called ``scaled_dot_product`` are [batch, head, time, dimension]; of others, [batch, time, head,
+    dimension].
+    """
     is_backward = "backward" in base_name
     factors = shapes[1:4] if is_backward else shapes[:3]
     if [len(shape) for shape in factors] != [4, 4, 4]:
