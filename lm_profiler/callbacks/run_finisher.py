@@ -238,24 +238,24 @@ class RunFinisher:
         failure: Failure,
         rank_end: RankEnd | None,
     ) -> None:
-        """Write the record at once, and all files when the other ranks had the time to leave how they ended."""
+        """Write the record at once, and all files when the other ranks have had time to write how they ended."""
         evidence = self.files.write_record(
             self.collector.evidence(measured, status, failure)
         )
         self.is_over = True  # from here on a record exists, however the process ends
         with_all_ranks: Evidence | None = None
         if rank_end is not None:
-            ask = partial(self._with_what_all_ranks_left, evidence, rank_end)
-            with_all_ranks = try_or_note("how the ranks ended", ask, self.notes)
+            add_all_ranks = partial(self._with_files_of_ranks, evidence, rank_end)
+            with_all_ranks = try_or_note(
+                "how the ranks ended", add_all_ranks, self.notes
+            )
         if with_all_ranks is None:
             self.files.write_all_files(evidence, rows_are_new=False)
         else:
             self.files.write_all_files(with_all_ranks, rows_are_new=True)
 
-    def _with_what_all_ranks_left(
-        self, evidence: Evidence, own_end: RankEnd
-    ) -> Evidence:
-        """Return ``evidence`` with the steps that all ranks have written, and the end that ended the other ranks."""
+    def _with_files_of_ranks(self, evidence: Evidence, own_end: RankEnd) -> Evidence:
+        """Return ``evidence`` with the steps that all ranks have written, and with the failure that came first."""
         folder = self.files.folder_or_new()
         ranks = self.exchange.ranks
         codes = self.loop.exit_codes
@@ -290,7 +290,7 @@ class RunFinisher:
                 measured, "failed", failure_of(error, "instruments", step=None)
             )
             if self.record is not None:
-                # the run itself went well, and its record is there
+                # The run itself ended well, and its record exists.
                 evidence = replace(
                     evidence, status=self.record.status, failure=self.record.failure
                 )
@@ -302,10 +302,10 @@ class RunFinisher:
             )
         self.is_over = True
 
-    # -- what they share
+    # -- shared by all three
 
     def _measured(self, keep_trace: bool = True) -> Measured:
-        """Return what was measured; from an instrument that failed, what it had before."""
+        """Return the measurements; of an instrument that fails now, those from before."""
         measured: Measured | None = None
         if self.session is not None:
             session = self.session
@@ -339,11 +339,12 @@ class RunFinisher:
 
     def _close(self) -> None:
         self.is_over = True
-        self.session = None  # the callback may live as long as the program; its rows and instruments need not
+        # The callback may exist as long as the program, so rows and instruments are freed here.
+        self.session = None
 
 
 def _write_kernels(session: Session) -> None:
-    """Write the table of kernels of a rank that writes no record; only rank 0 writes notes, so this one's are lost."""
+    """Write the table of kernels of a rank that writes no record, and so no notes."""
     tracer = session.instruments.tracer
     unwritten_notes: list[str] = []
     try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), unwritten_notes)
@@ -351,9 +352,10 @@ def _write_kernels(session: Session) -> None:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's search for reference cycles, which many objects of a trace would start again and again.
+    """Pause Python's garbage collector, which the many objects of a trace would start repeatedly.
 
-    Each search visits all objects of the process, 0.3 s of CPU time with torch loaded, and finds nothing.
+    Each collection visits all objects of the process, which takes 0.3 s of CPU time with torch loaded, and frees
+    nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -365,7 +367,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def _call_off_observer() -> None:
-    """Stop Lightning's observer, which kills this process once a rank fails: the record is not yet written."""
+    """Stop Lightning's observer, which kills this process when a rank fails, because the record is not written yet."""
     observer = OBSERVER.find_or(())
     for thread in threading.enumerate():
         if isinstance(thread, observer):

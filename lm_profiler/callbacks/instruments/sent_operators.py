@@ -1,7 +1,8 @@
-"""Operators of ``torch.ops`` and ``torch.library`` in what is sent to another process.
+"""Pickles operators of ``torch.ops`` and ``torch.library`` for another process.
 
-They cannot be pickled. The other process finds them by name if it can import what defines them. An operator that the
-script itself defines has a stand-in there, which makes the FLOPs unknown if the step calls it.
+They cannot be pickled themselves. The other process finds them by name if it can import the module that defines them.
+An operator that the script itself defines is replaced by a stand-in, which makes the FLOPs unknown if the step calls
+it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ Reduced = tuple[Callable[..., Any], tuple[str, ...]]
 
 
 class MissingOperator:
-    """Stands for an operator that only the script's own process has."""
+    """Stands in for an operator that exists only in the process of the script."""
 
     def __init__(self, name: str) -> None:
         self._operator_name = name
 
     def __getattr__(self, name: str) -> MissingOperator:
-        if name.startswith("__"):  # protocols that it lacks
+        is_special_method = name.startswith("__")
+        if is_special_method:
             raise AttributeError(name)
-        return self  # an overload of it
+        return self  # as an overload of the operator
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise UncountableError(
@@ -42,7 +44,7 @@ class MissingOperator:
 
 
 def reduce_operator(value: Any) -> Reduced | None:
-    """Return a function and its arguments that rebuild the operator ``value``; None if it is no operator."""
+    """Return a function and its arguments that make the operator ``value`` again; None if it is no operator."""
     if isinstance(value, (_OPERATOR, _OVERLOAD)):
         return _operator_of_torch, (str(value),)
     if not isinstance(value, CustomOpDef):
@@ -55,9 +57,13 @@ def reduce_operator(value: Any) -> Reduced | None:
 
 
 def _place_in_module(operator: CustomOpDef) -> tuple[str, str] | None:
-    """Return the module that defines ``operator`` and its name there; None if no module can be imported that does."""
+    """Return the name of the module that defines ``operator``, and its name there.
+
+    None if it is only in the script, which cannot be imported.
+    """
     for module_name, module in list(sys.modules.items()):
-        if getattr(module, "__name__", None) == "__main__":  # by this name or another
+        # The script may be in ``sys.modules`` under another name too.
+        if getattr(module, "__name__", None) == "__main__":
             continue
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is operator:

@@ -168,10 +168,17 @@ def step_work(
     get_batch: Callable[[], Any],
     limit_s: float = LIMIT_S,
 ) -> StepWork:
-    """Return the work of one step: from the ``steps`` that were observed, or else from one on shapes alone.
+    """Return the work of one step: from the observed steps, or else from one that another process rehearses.
 
-    Both give the same result, but another process takes seconds, while what all ranks have ``seen`` costs nothing more.
-    ``get_batch`` returns the first batch, as ``without_data`` made it; ``limit_s`` is the most CPU time of the process.
+    Both give the same result, but the other process takes seconds.
+
+    Args:
+        loop: the loop of the run.
+        verb: the verb of the run.
+        seen: what all ranks have counted in the observed steps.
+        steps: the number of observed steps.
+        get_batch: returns the first batch, as ``without_data`` made it.
+        limit_s: the most CPU time of the other process.
 
     Raises:
         UncountableError: the work is unknown.
@@ -192,14 +199,14 @@ def step_work(
                 bytes_by_phase[phase] = None
     traffic = counted.traffic._replace(by_phase=bytes_by_phase)
     flops = counted.flops.times(loop.world_size)
-    # on a copy no optimizer computes
+    # The optimizers of a rehearsal compute nothing.
     uncounted = [*flops.uncounted, *_products_of_optimizers(loop.optimizers)]
     flops = flops.model_copy(update={"uncounted": uncounted})
     return StepWork(flops, counted.by_dtype, traffic)
 
 
 def _products_of_optimizers(optimizers: Iterable[object]) -> list[str]:
-    """Return what to call the products of those ``optimizers`` that are known to multiply matrices."""
+    """Return names for the matrix products of those ``optimizers`` that are known to multiply matrices."""
     names = dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)
     return [
         f"the matrix products of {name}"
@@ -211,7 +218,7 @@ def _products_of_optimizers(optimizers: Iterable[object]) -> list[str]:
 def _per_step(
     by_dtype: Mapping[str, Mapping[str, int]], steps: int
 ) -> dict[str, dict[str, int]]:
-    """Return the FLOPs of a mean step, given those of all ``steps`` together."""
+    """Return the mean FLOPs per step, from the FLOPs of all ``steps`` together."""
     per_step: dict[str, dict[str, int]] = {}
     for work, flops_by_dtype in by_dtype.items():
         per_step[work] = {
@@ -223,7 +230,7 @@ def _per_step(
 def count_elsewhere(
     loop: Loop, verb: Verb, batch: Any, limit_s: float = LIMIT_S
 ) -> StepWork:
-    """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process, which takes some seconds.
+    """Return the work of a step on one rank from a rehearsal in a fresh process, which takes some seconds.
 
     Raises:
         UncountableError: the step cannot be sent, run or counted there.
@@ -232,7 +239,7 @@ def count_elsewhere(
         pickled_step = SentStep.from_loop(loop, verb, batch).pickled()
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
-    # By name, because `rehearse` is a layer above, and this process need not load it.
+    # by name, because `rehearse` is a layer above, and this process need not import it
     count = NamedCall("lm_profiler.rehearse.sent.count", (pickled_step,))
     child: Child[StepWork | str] = Child(
         count, limit_s, fresh=True, limit_bytes=LIMIT_BYTES
@@ -255,15 +262,20 @@ def phase_work(
     """Return the least work of each phase that occurred in a step, on one device of the rank that writes the record.
 
     The bytes of a phase are None if this rank's own tensors do not show them.
-    ``traffic`` is what a step of the memory stage moved; without such a step, the traffic of ``work`` counts.
-    ``batch_bytes`` are those of all batches of a step on one rank.
+
+    Args:
+        loop: the loop of the run.
+        work: the work of a step; None if it is unknown.
+        traffic: the bytes that a step of the ``memory`` stage moved; None without such a step, then those of ``work``
+            count.
+        batch_bytes: the bytes of all batches of a step on one rank; None if they are unknown.
     """
     traffic_on_shapes = None if work is None else work.traffic
     known_traffic = traffic or traffic_on_shapes
     if known_traffic is None:
         return {}
     moved_bytes = dict(known_traffic.by_phase)
-    # Forward also reads the batch and the weights; the traffic has only what it writes.
+    # The traffic has only the bytes that forward writes; it also reads the batch and the weights.
     moved_bytes["forward"] = _forward_bytes(traffic, traffic_on_shapes, batch_bytes)
     if "clip" in moved_bytes and not loop.clips:
         is_unknown = loop.clips is None
@@ -280,13 +292,14 @@ def phase_work(
 
 
 def _phases_shown_by_own_tensors(loop: Loop, phases: Iterable[str]) -> set[str]:
-    """Return those of ``phases`` whose bytes this rank's own tensors show."""
+    """Return the ``phases`` whose bytes this rank's own tensors show."""
     known_phases = set(phases)
     if loop.holdings == "shards":
         known_phases &= _FROM_SHARDS
     elif loop.holdings == "unknown":
         known_phases = set()
-    if len(loop.optimizers) > 1:  # unknown: which of them a step updates
+    if len(loop.optimizers) > 1:
+        # It is unknown which of them a step uses.
         known_phases &= {"forward"}
     return known_phases
 
@@ -296,10 +309,9 @@ def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None
     if work is None:
         return {"forward": None, "backward": None}
     forward = work.by_dtype.get("forward", {})
-    # Backward recomputes what activation checkpointing did not keep.
-    backward = Counter(work.by_dtype.get("backward", {})) + Counter(
-        work.by_dtype.get("recomputation", {})
-    )
+    # Activation checkpointing recomputes activations in backward.
+    backward = Counter(work.by_dtype.get("backward", {}))
+    backward += Counter(work.by_dtype.get("recomputation", {}))
     return {
         "forward": forward,
         "backward": backward,
@@ -320,7 +332,7 @@ def _forward_bytes(
     traffic_on_shapes: StepTraffic | None,
     batch_bytes: int | None,
 ) -> int | None:
-    """Return what forward reads and writes: in a step that ran, else on shapes alone."""
+    """Return the bytes that forward reads and writes: in a step that ran, or else on shapes alone."""
     known_traffic = traffic or traffic_on_shapes
     if known_traffic is None:
         return None
@@ -328,14 +340,11 @@ def _forward_bytes(
     read_bytes = known_traffic.forward_read
     is_compiled = traffic is not None and read_bytes is None
     if is_compiled:
-        # What autograd saved includes the batch, which forward did not write.
-        if written_bytes is not None:
-            written_bytes = (
-                None if batch_bytes is None else max(written_bytes - batch_bytes, 0)
-            )
-        read_bytes = (
-            None if traffic_on_shapes is None else traffic_on_shapes.forward_read
-        )
+        # Then the saved tensors count as written, and include the batch, which forward did not write.
+        if batch_bytes is None or traffic_on_shapes is None or written_bytes is None:
+            return None
+        written_bytes = max(written_bytes - batch_bytes, 0)
+        read_bytes = traffic_on_shapes.forward_read
     if read_bytes is None or written_bytes is None:
         return None
     return read_bytes + written_bytes

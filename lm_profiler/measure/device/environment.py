@@ -1,4 +1,4 @@
-"""The environment of the figures: versions, device, flags, commit, and the precision of float32."""
+"""Reads the environment of a run: versions, device, flags, commit, and the precision of float32."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class MatrixUnits:
 
 
 def matrix_units(device: torch.device) -> MatrixUnits:
-    """Return the matrix units of a CUDA device by its compute capability: fp16 from 7.0 (Volta), bf16 and TF32 from 8.0
-    (Ampere). Those of other makers are unknown.
+    """Return the matrix units of a CUDA device; those of other devices are unknown.
 
-    Source: CUDA C++ Programming Guide, "Arithmetic Instructions" and "Warp Matrix Functions". Left out: Turing's GTX 16
-    cards (7.5), which have no tensor cores but multiply fp16 at twice the rate.
+    They follow from its compute capability: fp16 from 7.0 (Volta), bf16 and TF32 from 8.0 (Ampere). Source: CUDA C++
+    Programming Guide, "Arithmetic Instructions" and "Warp Matrix Functions". Ignored: the GTX 16 cards of Turing (7.5)
+    have no tensor cores, but multiply fp16 at twice the rate.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return MatrixUnits()
@@ -93,7 +93,7 @@ def device_name(device: torch.device) -> str:
     return device.type
 
 
-@cache  # it reads the file system; a run calls it twice, and imported packages do not change
+@cache  # because it reads the file system, and a run calls it twice
 def _version(package: str) -> str:
     """Return the version of an installed package; "unknown" without one."""
     if package == "torch":
@@ -101,12 +101,12 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        # "lightning" may be there as pytorch-lightning
+        # such as "lightning", if it is installed as pytorch-lightning
         return "unknown"
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux gives it, elsewhere as Python gives it."""
+    """Return the name of the processor, from Linux, or on other systems from Python."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -134,12 +134,12 @@ def _driver(device: torch.device) -> str | None:
     nvml = initialized()
     try:
         return str(nvml.nvmlSystemGetDriverVersion())
-    except Exception:  # no NVML here, or an old pynvml that has another
+    except Exception:  # there is no NVML, or an old pynvml with another interface
         return None
 
 
 def git_commit() -> str | None:
-    """Return the commit of the current folder, with ``-dirty`` behind it where files were changed; None without git."""
+    """Return the commit of the current folder, followed by ``-dirty`` if files were changed; None without git."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         result = subprocess.run(
@@ -150,7 +150,7 @@ def git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
-# git takes some 20 ms, and the running code is the imported one: later commits do not matter.
+# Cached, because git takes some 20 ms, and later commits do not change the code that was imported.
 _commit_of_process = cache(git_commit)
 
 # values of the older setting by those of the newer one
@@ -160,8 +160,9 @@ _OLDER_WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "m
 def float32_matmul_precision(device_type: str = "cuda") -> str:
     """Return ``highest``, ``high`` (TF32) or ``medium`` (bf16): the precision of float32 matmuls on ``device_type``.
 
-    ``torch.get_float32_matmul_precision()`` raises once the setting that torch 2.9 introduced was used
-    (``torch.backends.cuda.matmul.fp32_precision``); then that one is read. "unknown" if its word is new.
+    ``torch.get_float32_matmul_precision()`` raises if the setting that torch 2.9 introduced
+    (``torch.backends.cuda.matmul.fp32_precision``) was used; then the new setting is read. "unknown" if it has a value
+    that is not known here.
     """
     precision = _older_setting(torch.get_float32_matmul_precision)
     if precision is not None:
@@ -203,7 +204,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def _older_setting(read: Callable[[], _T]) -> _T | None:
-    """Return the value of an older setting; None if the newer one was used, as the older one then raises."""
+    """Return the value of an older setting; None if the newer one was used, because then the older one raises."""
     try:
         return read()
     except RuntimeError:

@@ -1,9 +1,8 @@
 """Imitates activations that leave the GPU (``save_on_cpu``), and refuses other tensors that leave it.
 
-The other tensors are those that hooks of a program move when autograd saves them, and optimizers' states on the host.
-Fake tensors
-are CPU tensors, for which such a move does nothing, so that they would seem to stay on the GPU.
-Only for a separate process: this replaces code of torch.
+The other tensors are those that a program's own hooks move when autograd saves them, and optimizer states on the host.
+Fake tensors are CPU tensors, for which such a move does nothing, so they would seem to stay on the GPU. This replaces
+code of torch, so it is only for a separate process.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _HOST_OPTIMIZERS = (
     "CPUOffloadOptimizer",
     "HybridDeviceOptimizer",
 )
-# Tensors with fewer elements, such as counters of steps, may be on the host with any optimizer. Offloading optimizers
-# leave them on the GPU (``minimal_size`` in torchao, ``min_8bit_size`` in bitsandbytes).
+# Tensors with fewer elements, such as counters of steps, may be on the host with any optimizer. Optimizers that offload
+# states leave small ones on the GPU (``minimal_size`` in torchao, ``min_8bit_size`` in bitsandbytes).
 _LEAST_ELEMENTS = 4096
 
 
 def imitate_offload() -> None:
     """Have ``save_on_cpu`` keep nothing on the device, for the rest of this process.
 
-    Steps whose own hooks or optimizers move tensors to the host are refused (Uncounted): what they keep there is
-    unknown. Call it in a process of its own: nothing undoes the replacements.
+    Steps whose own hooks or optimizers move tensors to the host raise Uncounted, because it is unknown how much they
+    keep there. Call this in a separate process, because the replacements are never undone.
     """
     pack_hooks = _PackHooks()
     replacements: tuple[tuple[Any, str, Any], ...] = (
@@ -56,28 +55,28 @@ def imitate_offload() -> None:
 def _save_elsewhere(
     hooks: graph.save_on_cpu, pin_memory: bool = False, device_type: str = "cuda"
 ) -> None:
-    """Replace the constructor of ``save_on_cpu``: keep a shape, and make a new tensor for backward."""
-    _init_hooks(hooks, _shape_of, _on_device_again)
+    """Stand in for the constructor of ``save_on_cpu``: keep only the shape, and make a new tensor for backward."""
+    _init_hooks(hooks, _shape_and_dtype, _empty_tensor)
 
 
-def _shape_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+def _shape_and_dtype(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
-def _on_device_again(kept: tuple[torch.Size, torch.dtype]) -> Tensor:
-    shape, dtype = kept
+def _empty_tensor(shape_and_dtype: tuple[torch.Size, torch.dtype]) -> Tensor:
+    shape, dtype = shape_and_dtype
     return torch.empty(shape, dtype=dtype)
 
 
 class _PackHooks:
-    """Knows whether one of the program's ``saved_tensors_hooks`` packs a tensor now."""
+    """Notes while one of the program's ``saved_tensors_hooks`` packs a tensor (``is_running``)."""
 
     def __init__(self) -> None:
         self.is_running = False
 
     @property
     def init_hooks(self) -> Callable[..., None]:
-        """The constructor of ``saved_tensors_hooks``, which notes when its hook runs."""
+        """A constructor of ``saved_tensors_hooks`` whose pack hook sets ``is_running``."""
 
         def init(hooks: Any, pack: Callable[[Tensor], Any], unpack: Any) -> None:
             def pack_and_note(tensor: Tensor) -> Any:
@@ -94,9 +93,9 @@ class _PackHooks:
     def refuse_moves_to_host(
         self, move: Callable[..., Tensor], goes_to_host: Callable[..., bool]
     ) -> Callable[..., Tensor]:
-        """Return ``move`` with a check: it raises Uncounted where a hook moves what it packs to the host.
+        """Return ``move`` with a check that raises Uncounted if a pack hook or an optimizer moves a tensor to the host.
 
-        ``goes_to_host`` returns whether a call of ``move`` with these arguments does so.
+        ``goes_to_host`` returns whether a call of ``move`` with these arguments moves a tensor there.
         """
 
         def move_or_refuse(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -104,7 +103,7 @@ class _PackHooks:
                 raise Uncounted(
                     "a hook of the program moves saved tensors to the host; only save_on_cpu of torch can be planned"
                 )
-            # A tensor's own device, such as ``parameter.device``, has the host's name here though it is a GPU's.
+            # Only text counts: a device such as ``parameter.device`` means the GPU, but is the host in a rehearsal.
             if move is _cpu or _names_host_in_words(*args, **options):
                 _refuse_if_of_an_optimizer(tensor)
             return move(tensor, *args, **options)
@@ -113,14 +112,14 @@ class _PackHooks:
 
 
 def refuse_host_optimizers(optimizers: Iterable[object]) -> None:
-    """Raise Uncounted if one of ``optimizers`` is known to keep its states on the host, or in pages that move there."""
+    """Raise Uncounted if one of ``optimizers`` keeps its states on the host, or in pages that move there."""
     for optimizer in optimizers:
         names = [kind.__name__ for kind in type(optimizer).__mro__]
         if any(name in _HOST_OPTIMIZERS for name in names):
             raise Uncounted(
                 f"{names[0]} keeps its states on the host, which is not planned"
             )
-        # of bitsandbytes (``bitsandbytes/optim/optimizer.py``)
+        # an attribute of optimizers of bitsandbytes (``bitsandbytes/optim/optimizer.py``)
         if getattr(optimizer, "is_paged", False):
             raise Uncounted(
                 f"{names[0]} keeps its states in pages, which move between GPU and host; only an optimizer that is not "
@@ -136,7 +135,7 @@ def refuse_host_tensors(result: Any, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_if_of_an_optimizer(tensor: Tensor) -> None:
-    """Raise Uncounted if an optimizer's own code calls, unless ``tensor`` is small."""
+    """Raise Uncounted if the code of an optimizer has called this function, unless ``tensor`` is small."""
     if tensor.numel() < _LEAST_ELEMENTS:
         return
     for frame, _ in walk_stack(sys._getframe(1)):
