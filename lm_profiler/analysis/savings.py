@@ -68,6 +68,7 @@ _FEW_SAMPLES = 2  # in a batch
 _USUAL_BATCH = 8
 _SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 _MANY_CALLS = 200  # of one operator in a step
+_MANY_GROUPS = 16  # of parameters: fewer cost little
 _LASTING_COUNT = 3  # so many odd steps are not a coincidence
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 _MODEL_PHASES = ("forward", "backward")
@@ -85,6 +86,8 @@ _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
     "unused": ("unused_gradients",),
     "broadcast": ("broadcast",),
 }
+# The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
+_ENOUGH_IN_TRACE = 0.6
 _CERTAINLY_NEEDLESS = ("unused", "constant")
 # By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
 _NEEDLESS_TOLERANCE = 1.35
@@ -282,7 +285,9 @@ class StepCosts:
             if function_s > most_s:
                 costliest = rows
                 most_s = function_s
-        if not costliest or most_s < 0.5 * seconds:
+        # other programs lengthen the measured steps, but not the step in which Python was recorded
+        least_s = 0.5 * seconds / self.slowdown_in(phase)
+        if not costliest or most_s < least_s:
             return {}
         longest = max(costliest, key=lambda row: row.seconds)
         return {
@@ -429,7 +434,13 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             fields["high_s"] = data.mean_high
         yield costs.finding("input", saves_s, may=is_rare, **fields)
     copy_s = costs.regular_s("transfer", clock="time")
-    yield costs.finding("transfer", copy_s, phase="transfer")
+    function = costs.main_line("transfer", copy_s)
+    if function:
+        yield costs.finding(
+            "owner", copy_s, **{**function, "phase": "transfer", "what": None}
+        )
+    else:
+        yield costs.finding("transfer", copy_s, phase="transfer")
 
 
 def _regular_wait_s(costs: StepCosts) -> float:
@@ -945,10 +956,28 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
             floor_s = floor.seconds or 0.0
         saves_s = max(costs.regular_s("optimizer") - floor_s, 0.0)
         yield costs.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
+    yield from _needless_groups(costs)
     clip_s = costs.regular_s("clip")
     clips_slowly = clip_s >= 2 * WORTH * costs.whole_s
     if clips_slowly:
         yield costs.finding("clip", clip_s, may=True, phase="clip")
+
+
+def _needless_groups(costs: StepCosts) -> Iterator[Finding]:
+    """Find groups of parameters with equal options: an optimizer updates one group after another."""
+    groups = costs.settings.parameter_groups
+    different = costs.settings.different_groups
+    if groups is None or different is None or groups < _MANY_GROUPS:
+        return
+    needless_share = 1.0 - different / groups
+    if needless_share >= 0.5:
+        yield costs.finding(
+            "groups",
+            needless_share * costs.regular_s("optimizer"),
+            may=True,
+            phase="optimizer",
+            facts={"groups": float(groups), "different": float(different)},
+        )
 
 
 def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
@@ -1146,14 +1175,12 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
 
     It may be intended: a second pass may draw other random numbers, and a program may want a table of all pairs.
     """
-    waterfall = costs.record.waterfall
-    if waterfall is None:
-        return
     by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
         list
     )
-    for work in waterfall.needless:
-        by_place[work.kind, work.what].append(work)
+    for work in _traced_works(costs):
+        if not _shows_less(costs, work.kind):
+            by_place[work.kind, work.what].append(work)
     for (kind, what), works in by_place.items():
         longest = max(works, key=lambda work: work.seconds)
         passes = max(works, key=lambda work: work.phase == "forward").count
@@ -1170,14 +1197,12 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
 def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
     """Find operators that the data-flow analysis of a step shows as possibly needless: one finding per reason.
 
-    Problems that the trace has already found, with the module's name, are left out.
+    Problems of which the trace shows as much, with the module's name, are left out.
     """
-    waterfall = costs.record.waterfall
-    traced_kinds = (
-        set() if waterfall is None else {work.kind for work in waterfall.needless}
-    )
     for operators in costs.record.needless_operators:
-        if not traced_kinds.isdisjoint(_TRACED_KINDS.get(operators.reason, ())):
+        kinds = _TRACED_KINDS.get(operators.reason, ())
+        is_traced = any(work.kind in kinds for work in _traced_works(costs))
+        if is_traced and not any(_shows_less(costs, kind) for kind in kinds):
             continue
         saves_s = _needless_s(costs, operators)
         is_double = operators.reason == "some_double"
@@ -1196,6 +1221,25 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             what=operators.what,
             facts=facts,
         )
+
+
+def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
+    """Return the work that the trace shows as possibly needless."""
+    waterfall = costs.record.waterfall
+    return () if waterfall is None else waterfall.needless
+
+
+def _shows_less(costs: StepCosts, kind: NeedlessKind) -> bool:
+    """Return whether the trace shows much less of a problem, by its ``kind`` there, than the data flow does."""
+    for operators in costs.record.needless_operators:
+        kinds = _TRACED_KINDS.get(operators.reason, ())
+        if kind not in kinds:
+            continue
+        traced_s = sum(
+            work.seconds for work in _traced_works(costs) if work.kind in kinds
+        )
+        return traced_s < _ENOUGH_IN_TRACE * _needless_s(costs, operators)
+    return False
 
 
 def _needless_s(costs: StepCosts, operators: NeedlessOperators) -> float:

@@ -425,6 +425,10 @@ def switches(loop: Loop) -> Settings:
         pin_memory=pins_memory,
         fused_optimizer=_are_fused(loop),
         weight_by_weight=_updates_weight_by_weight(loop.optimizers),
+        parameter_groups=sum(
+            len(optimizer.param_groups) for optimizer in loop.optimizers
+        ),
+        different_groups=_count_different_groups(loop.optimizers),
         anomalies=torch.is_anomaly_enabled(),
         profiler=loop.users_profiler,
     )
@@ -436,6 +440,18 @@ def _updates_weight_by_weight(optimizers: Iterable[Any]) -> bool:
             if group.get("foreach") is False and not group.get("fused"):
                 return True
     return False
+
+
+def _count_different_groups(optimizers: Iterable[Any]) -> int:
+    """Return how many groups of parameters the optimizers would need: those that differ in an option."""
+    different: set[tuple[int, str]] = set()
+    for number, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            options = dict(group)
+            for name in ("params", "param_names", "name"):
+                options.pop(name, None)
+            different.add((number, repr(sorted(options.items()))))
+    return len(different)
 
 
 def _are_fused(loop: Loop) -> bool | None:

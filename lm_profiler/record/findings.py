@@ -169,10 +169,10 @@ class Verdict(Part):
 FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
-    "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
+    "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
     "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "looped", "gathered", "copied", "weightless",
+    "some_double", "figures", "scores", "looped", "gathered", "copied", "weightless",
 ]  # fmt: skip
 
 
@@ -286,6 +286,7 @@ NeedlessReason = Literal[
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
     "some_double",  # computed in float64, in a model of float32
     "figures",  # only Python reads the results
+    "scores",  # attention stores its scores
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor

@@ -48,6 +48,9 @@ class Settings(Part):
     fused_optimizer: bool | None = None  # None also if there is no fused kernel
     # whether an optimizer updates each weight separately (foreach=False)
     weight_by_weight: bool = False
+    # groups of parameters of all optimizers, and as many as have different options (None: unknown)
+    parameter_groups: int | None = None
+    different_groups: int | None = None
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None

@@ -130,9 +130,9 @@ class StepCalls:
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
         """Return the lines that led to a call; for a call of a backward pass, those of its forward call."""
         call = self.calls[number]
-        if call.lines or call.forward is None:
-            return call.lines
-        return self.calls[call.forward].lines
+        while not call.lines and call.forward is not None:
+            call = self.calls[call.forward]
+        return call.lines
 
     def place_of(self, numbers: Iterable[int]) -> CodeLine | None:
         """Return the line of the program that is most responsible for the time of some calls; None if there is none.

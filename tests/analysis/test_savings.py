@@ -84,6 +84,9 @@ def padded(unused: float, **facts: Any) -> Throughput:
 
 CASES: dict[str, tuple[str, float, RunRecord]] = {
     "the loader": ("input", 60.0, made({"data": 60.0}, settings=Settings(num_workers=0, cores=2))),
+    "the program makes tensors of lists in its transfer": (
+        "owner", 30.0, made({"transfer": 30.0}, python_times=[line(28.0, what="torch", phase="transfer", calls=1)]),
+    ),
     "the copy": ("transfer", 30.0, made({"transfer": 30.0}, device="cuda", settings=Settings(pin_memory=False))),
     "validation": ("validation", 100.0, made(**between("validation", 4.0, 8))),
     "checkpoints": ("checkpoint", 50.0, made(**between("checkpoint", 2.0, 20))),
@@ -188,6 +191,10 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused_rows"))),
     "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("some_double"))),
     "a metric in each step": ("figures", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("figures"))),
+    "attention by hand": ("scores", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("scores"))),
+    "a group for each weight": (
+        "groups", 36.0, made({"optimizer": 40.0}, settings=Settings(parameter_groups=20, different_groups=2)),
+    ),
     "a loop over samples": ("looped", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("looped"))),
     "a layer on edges": ("gathered", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("gathered"))),
     "permuted tensors": ("copied", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("copied"))),
@@ -534,3 +541,15 @@ def test_a_thread_that_works_in_the_data_phase_needs_no_more_workers(asleep_ms: 
     first = findings_of(record)[0]
     assert first.name == "input"
     assert ("num_workers=0" in remedy_of(first, record)) == takes_over
+
+
+@pytest.mark.parametrize(
+    "traced_s, name",
+    [(0.030, "repeated_backward"), (0.002, "repeated")],
+)
+def test_a_problem_is_reported_once_by_what_shows_more_of_it(traced_s: float, name: str) -> None:
+    """The data flow shows 37.5 ms of it."""
+    times = {"forward": 50.0, "backward": 50.0}
+    record = made(times, waterfall=with_needless(("repeated_backward", "backward", traced_s)), **needless("repeated"))
+    names = [finding.name for finding in findings_of(record)]
+    assert [found for found in names if "repeated" in found] == [name]

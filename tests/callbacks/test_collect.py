@@ -65,6 +65,17 @@ def test_what_an_optimizer_has_on_already(
     assert (found.fused_optimizer, found.weight_by_weight) == (fused, weight_by_weight)
 
 
+@pytest.mark.parametrize("weight_decay, different", [(0.01, 1), (0.0, 2)])
+def test_groups_of_parameters_with_equal_options_are_counted_once(
+    weight_decay: float, different: int, tmp_path: Path
+) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy.connect(module)
+    trainer.strategy._optimizers = [torch.optim.AdamW(groups(module, weight_decay=weight_decay))]
+    found = switches(TrainerLoop(trainer))
+    assert (found.parameter_groups, found.different_groups) == (2, different)
+
+
 def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

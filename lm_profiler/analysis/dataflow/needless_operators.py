@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from lm_profiler.analysis.dataflow.attention import calls_on_scores
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
     layers_on_copied_rows,
@@ -110,6 +111,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
         shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
         yield "some_double", shares_of_double, _origin(step, double)
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
+    yield "scores", dict.fromkeys(calls_on_scores(step), 1.0), None
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None

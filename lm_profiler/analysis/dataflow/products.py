@@ -20,7 +20,7 @@ _FULLEST_LINE = 0.02
 # the least reported share of positions at which the gradient is zero
 _MANY_ZERO_POSITIONS = 0.5
 # A call continues the work of an earlier one if it computes at least this share of that call's elements.
-_AS_LARGE = 0.5
+AS_LARGE = 0.5
 # The other order of a product of three matrices is cheaper if it needs at most this share of the multiplications.
 _CHEAPER_ORDER = 0.4
 
@@ -67,7 +67,7 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         if not _MANY_ZERO_POSITIONS <= zero_share < 1.0:
             continue
-        for number in _as_large_as(step, call.forward):
+        for number in calls_as_large_as(step, call.forward):
             for related in step.with_backward(number):
                 shares[related] = max(zero_share, shares.get(related, 0.0))
     return shares
@@ -112,18 +112,18 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
     for number, call in enumerate(step.calls):
         if not call.broadcasts or call.phase != _FORWARD:
             continue
-        for large in _as_large_as(step, number):
+        for large in calls_as_large_as(step, number):
             for related in step.with_backward(large):
                 shares[related] = 1.0
     return shares
 
 
-def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:
+def calls_as_large_as(step: StepCalls, number: int) -> Iterator[int]:
     """Yield a call of forward, and the later calls that compute something of about its size from its result.
 
     Matrix products end the chain.
     """
-    least_elements = _AS_LARGE * step.calls[number].elements
+    least_elements = AS_LARGE * step.calls[number].elements
     found = {number}
     unvisited = [number]
     while unvisited:

@@ -715,6 +715,24 @@ def _figures_text(finding: Finding, settings: Settings) -> str:
     )
 
 
+def _scores_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about attention that stores its scores."""
+    return (
+        f"Use fused attention at {_code(finding)}: torch.nn.functional.scaled_dot_product_attention stores no scores "
+        "(nn.MultiheadAttention: need_weights=False; dropout on a CPU and some masks prevent it)."
+    )
+
+
+def _groups_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about an optimizer with more groups of parameters than different options."""
+    groups = round(finding.facts.get("groups", 0.0))
+    different = round(finding.facts.get("different", 0.0))
+    return (
+        f"Merge the optimizer's parameter groups: it has {groups:,}, which it updates one after another, but only "
+        f"{different:,} with different options."
+    )
+
+
 def _looped_text(finding: Finding, settings: Settings) -> str:
     calls = round(finding.facts.get("operators", 0.0))
     return (
@@ -822,6 +840,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("unused_rows", _unused_rows_text, likely_share=0.9),
     Remedy("some_double", _some_double_text, likely_share=0.9),
     Remedy("figures", _figures_text, likely_share=0.9),
+    Remedy("scores", _scores_text, likely_share=0.7),
+    Remedy("groups", _groups_text, likely_share=0.8),
     Remedy("looped", _looped_text, likely_share=0.8),
     Remedy("gathered", _gathered_text, likely_share=0.8),
     Remedy("copied", _copied_text, likely_share=0.6),

@@ -212,22 +212,24 @@ class StepOperators:
     def _forward_call(self) -> int | None:
         """Return the number of the call whose backward pass runs; None in forward.
 
-        In forward, note which autograd node the next call has made.
+        Note which autograd node the next call has made: with create_graph, backward makes nodes, too.
         """
-        node = BACKWARD_NODE.find()()
-        if node is not None:
-            return self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
         last_node_number = NEXT_NODE_NUMBER.find()() - 1
         # The first call after a node was made is the one that made it; later calls may run without gradients.
         self._forward_by_node.setdefault(last_node_number, len(self._calls))
-        return None
+        node = BACKWARD_NODE.find()()
+        if node is None:
+            return None
+        return self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
 
     def _lines(self, forward: int | None) -> tuple[CodeLine, ...]:
         """Return the lines of the program that led to the call.
 
-        In the backward pass of a known ``forward`` call, only the lines of hooks and autograd Functions.
+        In the phase backward, if the ``forward`` call is known, only the lines of hooks and autograd Functions: the
+        line of ``loss.backward()`` leads to all calls. That of a ``torch.autograd.grad`` in a loss is worth knowing.
         """
-        inside = () if forward is None else _ENGINE
+        is_of_known_call = forward is not None and self.phase == "backward"
+        inside = _ENGINE if is_of_known_call else ()
         caller_of_note_call = sys._getframe(2)
         lines = user_lines(caller_of_note_call, inside)
         return tuple(CodeLine(*line) for line in lines)

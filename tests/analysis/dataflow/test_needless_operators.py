@@ -192,6 +192,13 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, labels)
 
 
+def attention_by_hand(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    scores = hidden @ hidden.T
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    weights = (scores / 8.0).masked_fill(~mask, -torch.inf).softmax(-1)  # here
+    return plain(step, weights @ hidden, labels)
+
+
 def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     rows = [step.net.head(row[None]) for row in hidden]  # here
     return functional.cross_entropy(torch.cat(rows), labels)
@@ -238,6 +245,7 @@ def costly_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (metric, "figures", "forward"),
         (metric_of_numpy, "figures", "forward"),
         (histogram_in_a_hook, "figures", "backward"),
+        (attention_by_hand, "scores", "backward"),
         (loop_over_samples, "looped", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (permuted_copies, "copied", "forward"),

@@ -1,0 +1,73 @@
+"""Finds attention whose scores are stored, so that softmax and other operators read and write them one after another.
+
+Fused attention computes them in blocks that stay in fast memory (Dao et al. 2022, FlashAttention, arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
+from lm_profiler.record.operator_calls import StepCalls
+
+_FORWARD = "forward"
+_SOFTMAX = "aten::_softmax"
+
+
+def calls_on_scores(step: StepCalls) -> list[int]:
+    """Return the calls that compute on scores of attention, with their backward passes, without the matrix products."""
+    calls: list[int] = []
+    for number, call in enumerate(step.calls):
+        if call.name != _SOFTMAX or call.phase != _FORWARD:
+            continue
+        before = _calls_since_product(step, number)
+        after = list(calls_as_large_as(step, number))
+        if before is None or not _feeds_product(step, after):
+            continue
+        for on_scores in {*before, *after}:
+            calls += step.with_backward(on_scores)
+    return calls
+
+
+def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
+    """Return the calls on whose results the softmax works, back to the product of queries and keys; None without one.
+
+    They are scaling, masks, and changes of the type.
+    """
+    least_elements = AS_LARGE * step.calls[softmax].elements
+    found: set[int] = set()
+    has_product = False
+    unvisited = [softmax]
+    while unvisited:
+        for maker in _makers_of_inputs(step, unvisited.pop()):
+            call = step.calls[maker]
+            if call.product is not None:
+                has_product = has_product or _is_without_weights(step, maker)
+            elif call.elements >= least_elements and maker not in found:
+                found.add(maker)
+                unvisited.append(maker)
+    return sorted(found) if has_product else None
+
+
+def _makers_of_inputs(step: StepCalls, number: int) -> Iterator[int]:
+    """Yield the calls of forward before ``number`` that wrote what it reads."""
+    for storage in step.calls[number].reads:
+        for writer in step.writers.get(storage, ()):
+            if writer < number and step.calls[writer].phase == _FORWARD:
+                yield writer
+
+
+def _feeds_product(step: StepCalls, numbers: list[int]) -> bool:
+    """Return whether a product without weights reads a result of one of the calls."""
+    for number in numbers:
+        for storage in step.calls[number].writes:
+            for reader in step.readers.get(storage, ()):
+                call = step.calls[reader]
+                is_product = call.phase == _FORWARD and call.product is not None
+                if is_product and _is_without_weights(step, reader):
+                    return True
+    return False
+
+
+def _is_without_weights(step: StepCalls, number: int) -> bool:
+    return step.trained.isdisjoint(step.calls[number].reads)
