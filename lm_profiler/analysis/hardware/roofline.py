@@ -1,12 +1,11 @@
-"""The limits of the hardware, the share of them that a step uses, the floor of each phase, and other programs on the
-machine.
+"""Peak rates of the hardware, the utilisation of a step, the floor of each phase, and texts about other programs.
 
-A device is looked up by the whole of the name that its driver reports, or not at all. A near miss ("NVIDIA H100 PCIe"
-for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor. If no
-datasheet has a figure, the rate that was measured on the machine replaces it.
+A device must be in the table by the exact name that its driver reports. With a similar name ("NVIDIA H100 PCIe" for
+"NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) figures could be wrong by a factor. If there is no figure of a
+datasheet, the rate that was measured on the machine is used.
 
-A phase's floor is the larger of its FLOPs at the peak and its bytes at the bandwidth: the roofline model (Williams,
-Waterman and Patterson 2009) with the phase as its kernel, and with the bytes that have to move at least.
+The floor of a phase is the larger of two times: its FLOPs at the peak, and its least bytes at the bandwidth. This is
+the roofline model (Williams, Waterman and Patterson 2009), applied to a phase.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ MEASURED_PRODUCT = "a large matrix product, measured after the run"
 GIVEN = "given with --peak_tflops"
 MEASURED_COPY = "a large copy, measured after the run"
 
-BEATEN = 1.05  # a rate, or a floor, that a step beats by more than this is wrong: noise cannot explain it
-LEAST_S = 1e-6  # a floor below this says nothing: any kernel's launch takes longer
+BEATEN = 1.05  # If a step is faster than a rate or a floor by more than this factor, that figure must be wrong.
+LEAST_S = 1e-6  # floors below this have no meaning, because any launch of a kernel takes longer
 
 _FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
 _DTYPES: dict[str, Dtype] = {
@@ -49,12 +48,15 @@ _DTYPES: dict[str, Dtype] = {
     "float16": "float16",
     **COLUMN_OF_DTYPE,
 }
-_LARGE_CPU_SHARE = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
-_ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
+# If other programs use this share of the CPU time, a note says so. Even if no thread waits for a CPU, they use caches
+# and memory bandwidth, and lower the clock.
+_LARGE_CPU_SHARE = 0.10
+# Datasheets round their figures, so the clock that follows from them may exceed the highest one by this factor.
+_ROUNDED = 1.02
 
 
 class Rate(NamedTuple):
-    """FLOP/s, or bytes/s of reading and writing together, of one device, with the source of the figure."""
+    """A rate of one device (FLOP/s, or bytes/s read and written), with the source of the figure."""
 
     per_s: float
     source: str
@@ -66,7 +68,7 @@ class Work:
 
     flops: Mapping[str, int] | None
     bytes: int | None
-    on_the_bus: bool = False  # whether the bytes cross the bus between host and device, whose bandwidth is unknown
+    on_the_bus: bool = False  # whether the bytes move between host and device, over a bus of unknown bandwidth
 
 
 def bandwidth(device_name: str) -> Rate | None:
@@ -78,7 +80,7 @@ def bandwidth(device_name: str) -> Rate | None:
 
 
 def peak(device_name: str, dtype: Dtype) -> Rate | None:
-    """Return the dense peak for matrix products in ``dtype``; None if nothing is published."""
+    """Return the peak of a device for dense matrix products in ``dtype``; None if it is not published."""
     name = _normalised(device_name)
     is_narrow = dtype in COLUMN_OF_DTYPE.values()
     row = _NARROW_BY_NAME.get(name) if is_narrow else _BY_NAME.get(name)
@@ -89,7 +91,7 @@ def peak(device_name: str, dtype: Dtype) -> Rate | None:
 
 
 def _normalised(name: str) -> str:
-    """Return ``name`` without case, blanks and the leading "NVIDIA" that older drivers leave out."""
+    """Return ``name`` in lower case, with single blanks, and without "NVIDIA", which older drivers omit."""
     return " ".join(name.split()).casefold().removeprefix("nvidia ")
 
 
@@ -111,7 +113,7 @@ def matmul_dtype(
 
 
 def narrow_dtype(name: str | None) -> Dtype | None:
-    """Return the dtype of 8 or 4 bits in which factors of torch's dtype ``name`` are multiplied; None for others."""
+    """Return the dtype of products of factors with torch's dtype ``name``, if it has 8 or 4 bits; otherwise None."""
     return COLUMN_OF_DTYPE.get(name or "")
 
 
@@ -121,7 +123,7 @@ def is_rate_of(rate: FlopRate, dtype: str) -> bool:
 
 
 def torch_name(dtype: str) -> str:
-    """Return torch's name of the factors that are multiplied in ``dtype``: TF32 is a way to multiply float32."""
+    """Return torch's name of the dtype of the factors of products in ``dtype``: for TF32 these are float32."""
     return "float32" if dtype == "tf32" else dtype
 
 
@@ -132,9 +134,14 @@ def rates_of(
     float32_as: Dtype | None = "float32",
     given: Mapping[str, float] | None = None,
 ) -> Rates:
-    """Return the rates of a device: the user's (``given``), else the datasheet's, else the measured ones.
+    """Return the rates of a device: those stated by the user, or of its datasheet, or else measured.
 
-    ``measured`` and ``given`` are FLOP/s by torch's names of dtypes; ``float32_as`` is how float32 products run.
+    Args:
+        device_name: as its driver reports it.
+        measured: the measured FLOP/s by torch's names of dtypes (None: not measured).
+        copied_bytes_per_s: the measured bytes per second.
+        float32_as: the dtype in which float32 is multiplied.
+        given: the FLOP/s stated by the user, by torch's names of dtypes.
     """
     flops = []
     for dtype, measured_flops_per_s in measured.items():
@@ -159,13 +166,13 @@ def rates_of(
 
 
 def _sheet_rate(device_name: str, dtype: str, float32_as: Dtype | None) -> Rate | None:
-    """Return the datasheet's peak for products of ``dtype``; None where it states none."""
+    """Return the datasheet's peak for products of factors in ``dtype``; None if it states none."""
     sheet_dtype = float32_as if dtype == "float32" else _DTYPES.get(dtype)
     return None if sheet_dtype is None else peak(device_name, sheet_dtype)
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
-    """FLOP/s of all matrix products, each dtype at its own rate; the usual rate if a dtype's is unknown."""
+    """Return the mean FLOP/s of all matrix products at the rates of their dtypes; ``usual`` if one rate is unknown."""
     flops: Counter[str] = Counter()
     for floor in floors:
         flops.update(floor.flops)
@@ -176,7 +183,7 @@ def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
 def clock_share(
     telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None
 ) -> float | None:
-    """Return the measured clock over the datasheet's; None for a measured rate, which already reflects the clock."""
+    """Return the ratio of the measured clock rate to that of the datasheet; None if unknown, and for measured rates."""
     if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
         return None
     if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:

@@ -1,4 +1,4 @@
-"""The memory that a run needs on one device, by a rehearsal of its step; a GPU's memory; whether the run fits."""
+"""Decides whether a run fits into the memory of a device, from a rehearsal of its step and a table of GPUs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.usage_error import UsageError, did_you_mean
 
-ROOM = 0.9  # share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps
+# The share of a device's memory that a run can certainly use. The rest is for the driver's context, workspaces and
+# fragmentation.
+ROOM = 0.9
 
-# options that decide what a step needs; those of ``model`` where it is ours
+# the options on which the memory of a step depends; those of ``model`` are of our own models
 SETTINGS = (
     "trainer.precision",
     "trainer.accumulate_grad_batches",
@@ -45,46 +47,46 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Planned:
-    """Bytes and work of one step, by phase."""
+    """The memory and the work of one step, as it was rehearsed."""
 
-    peaks: Mapping[str, int]  # the most bytes in use at one time
-    causes: Mapping[str, MemoryCauses]  # what each peak consisted of
-    batch: int | None = None  # samples in a batch; None if that is unknown
-    # tokens in a sequence; None if that is unknown, or cannot be changed
+    peaks: Mapping[str, int]  # by phase: the most bytes in use at one time
+    causes: Mapping[str, MemoryCauses]  # by phase: the causes of the bytes at its peak
+    batch: int | None = None  # samples per batch; None if unknown
+    # tokens per sequence; None if unknown, or if the number cannot be changed
     context: int | None = None
-    # the largest batch, or context, that fits: 0 if none does, None if it was not looked for
+    # the largest batch (or context) that fits: 0 if none does, None if it was not searched for
     largest: int | None = None
-    # whether the run would be compiled: its step was rehearsed uncompiled
+    # whether the run would be compiled; the rehearsed step is not
     compiled: bool = False
-    # what each phase has to do at least
+    # the least work of each phase
     work: Mapping[str, Work] = field(default_factory=dict)
-    # the names of what computes in the step without a formula of its FLOPs
+    # the names of operators and functions whose FLOPs have no formula
     uncounted: Sequence[str] = ()
     float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
-    # of ``SETTINGS``, those that the call has, by name
+    # the values of those ``SETTINGS`` that the call has
     settings: Mapping[str, Any] = field(default_factory=dict)
-    held: MemoryLevels | None = None  # what is held at moments of the step
+    held: MemoryLevels | None = None  # the memory at certain moments of the step
     model: ModelFacts | None = None  # of the module
-    # why the largest was not found, where it was looked for
+    # why the search for ``largest`` found nothing
     largest_unknown: str | None = None
     # the peak of each rehearsed step; the largest is reported
     steps: Sequence[int] = ()
-    # lines that converted an unknown number to a float: it was taken to be 1
+    # lines of code that converted an unknown number to a float, for which 1 was assumed
     taken_for_one: Sequence[str] = ()
-    # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
+    # bytes of DDP's buckets, which are part of the rest in each phase; None without buckets
     buckets: int | None = None
-    # most bytes at one time of weights gathered from other ranks, in the rest
+    # the most bytes at one time of weights gathered from other ranks, which are part of the rest
     gathered: int = 0
-    # bytes of library workspaces, in each phase's peak; None on the CPU
+    # bytes of library workspaces, which are part of each phase's peak; None on the CPU
     workspaces: int | None = None
     # bytes that a GPU's allocator reserves for these steps; None on the CPU
     reserved: int | None = None
-    ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
-    # bytes that the collectives of each phase put on a rank's link
+    ranks: int = 1  # the number of ranks of the run; only rank 0 was rehearsed
+    # by phase: bytes that its collectives send over a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
-    # the strategy that splits the module over the ranks; None if each holds all of it
+    # the strategy that shards the module over the ranks; None if each rank has the whole module
     split_by: str | None = None
-    timeline: MemoryTimeline | None = None  # every allocation of the step
+    timeline: MemoryTimeline | None = None  # all allocations of the step
 
     @property
     def phase(self) -> str:
@@ -100,9 +102,9 @@ class Planned:
 
     @property
     def growth(self) -> int | None:
-        """Least bytes by which each rehearsed step needs more than the one before; None if one did not.
+        """The least bytes by which each rehearsed step needs more than the one before; None if they do not grow evenly.
 
-        So few batches may also grow by chance, but not evenly.
+        Growth by chance (of larger and larger batches) would not be even.
         """
         increases = [following - step for step, following in pairwise(self.steps)]
         if len(increases) < _SURELY_GROWS:
@@ -112,23 +114,26 @@ class Planned:
 
     @property
     def certain(self) -> int:
-        """The bytes that the step needs in any case: a compiler may keep fewer activations."""
+        """The bytes that the step certainly needs: for a compiled run without activations, as it may keep fewer."""
         causes = self.causes.get(self.phase)
         if not self.compiled or causes is None:
             return self.peak
         return self.peak - (causes.activations_and_rest or 0)
 
 
-_SURELY_GROWS = 3  # steps one after the other that need more than the one before
+_SURELY_GROWS = 3  # the number of successive increases that are certain growth
 
 
 def needed_bytes(peak: int, reserved: int | None) -> int:
-    """Return the least memory that surely holds the run: a tenth of it is beyond the peak, none beyond ``reserved``."""
+    """Return the least memory into which the run certainly fits: with a tenth to spare beyond the peak.
+
+    Nothing to spare is needed beyond ``reserved``, which includes fragmentation.
+    """
     return max(ceil(peak / ROOM), reserved or 0)
 
 
 def fits(planned: Planned, capacity_bytes: int) -> bool | None:
-    """Return whether the run fits into ``capacity_bytes``; None if that is unknown, as when steps grow."""
+    """Return whether the run fits into ``capacity_bytes``; None if unknown, for example because steps grow."""
     if planned.certain > capacity_bytes:
         return False
     surely_fits = planned.needs <= capacity_bytes and planned.growth is None
@@ -137,15 +142,15 @@ def fits(planned: Planned, capacity_bytes: int) -> bool | None:
 
 @dataclass(frozen=True)
 class PlannedFloors:
-    """The floors of a step by phase, with the rates that they rest on."""
+    """The floors (least times) of a step by phase, and the rates from which they were computed."""
 
     by_phase: dict[str, Floor]
     rates: Rates
-    # seconds for which a phase's collectives keep a rank's link busy; empty if its rate is not stated
+    # by phase: the seconds for which its collectives occupy a rank's link; empty if the link's rate was not stated
     sent_s: Mapping[str, float] = field(default_factory=dict)
 
     def least_s(self, phase: str) -> float | None:
-        """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
+        """Return the least seconds of ``phase``, if communication and computation overlap completely."""
         floor = self.by_phase.get(phase)
         work_s = None if floor is None else floor.seconds
         known_s = []
@@ -156,7 +161,7 @@ class PlannedFloors:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the step: the sum of the floors that are known; None if none is."""
+        """The floor of the step: the sum of the known floors of its phases; None if none is known."""
         floors_s = [
             self.least_s(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}
         ]
@@ -164,16 +169,16 @@ class PlannedFloors:
 
     @property
     def unknown(self) -> list[str]:
-        """Phases whose floor is missing in the step's."""
+        """The phases without a known floor, which are missing in the step's floor."""
         return [phase for phase in self.by_phase if self.least_s(phase) is None]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A setting that would need less, as its step was rehearsed."""
+    """A setting that would need less memory, according to its own rehearsal."""
 
     options: Sequence[str]
-    changes: str | None  # what it changes besides memory; None is nothing
+    changes: str | None  # what it changes in training; None for nothing
     needs_bytes: int
     fits: bool | None
     floor_s: float | None
@@ -185,21 +190,21 @@ class Plan:
 
     planned: Planned
     device: Capacity
-    fits: bool | None  # None if that is unknown, as when steps grow
-    needs_bytes: int  # the least that surely holds the run
+    fits: bool | None  # None if unknown, for example because steps grow
+    needs_bytes: int  # the least memory into which the run certainly fits
     # the largest context that fits; ``planned.largest`` is the largest batch
     largest_context: int | None
-    floor_s: float | None  # of the step; None if no peaks of the device are known
-    # settings that would need less, if the run may not fit
+    floor_s: float | None  # of the step; None if the peaks of the device are unknown
+    # settings that need less memory, if the run may not fit
     smaller: Sequence[Alternative]
 
 
 def planned_floors(
     planned: Planned, device: str, link_bytes_per_s: float | None = None
 ) -> PlannedFloors:
-    """Return the floors of ``planned`` on the GPU of that name, if the table of peaks has it.
+    """Return the floors of ``planned`` on the GPU called ``device``; they are unknown if the table of peaks lacks it.
 
-    Communication counts if the rate of the links is given.
+    Communication is included if the rate of the links is given.
     """
     dtypes: set[str] = set()
     for work in planned.work.values():
@@ -221,36 +226,39 @@ def planned_floors(
     return PlannedFloors(floors, rates, sent_s)
 
 
-# the compute capability to plan for if it is unknown: libraries' workspaces are largest on it
+# the compute capability that is assumed if it is unknown: the workspaces of libraries are largest with it
 ANY_GPU = (9, 0)
 
-_MOST_NAMES = 5  # in a message
+_MOST_NAMES = 5  # that a message lists
 
-# words that people leave out; without them a name still means one product
+# words that users often omit; without them a name still means the same product
 _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation", "sxm"}
 
-# words that distinguish products with the same number: nobody leaves them out
+# words that distinguish products with the same number, so that they must not be omitted
 _OTHER_PRODUCT = {"ti", "super", "laptop"}
 
-# SXM boards, though their names do not say so
+# SXM boards whose names do not contain SXM
 _ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The memory of a GPU, of which a run gets some per cent less."""
+    """The memory of a GPU (or of the machine), of which a run can use a few percent less."""
 
-    name: str  # as its driver calls it
+    name: str  # as its driver reports it
     bytes: int
-    is_free: bool = False  # whether the bytes are what this machine has left now, and not all that there is
-    gpu: tuple[int, int] | None = None  # its compute capability; None is the CPU
+    # whether the bytes are those that are free now, and not the whole memory
+    is_free: bool = False
+    gpu: tuple[int, int] | None = None  # its compute capability; None for the CPU
 
 
 def capacity(device_name: str) -> Capacity:
-    """Return the GPU of the table that is called ``device_name``, with or without its brand, or has all of its words.
+    """Return the GPU of the table that ``device_name`` means, such as ``4090`` or ``a100 80gb``.
+
+    Words of its name, such as the brand, may be missing.
 
     Raises:
-        UsageError: none is (``4090``, ``a100 80gb`` are), or several that differ in memory or speed; it names them.
+        UsageError: it means no GPU, or several that differ in memory or speed, which the message lists.
     """
     rows: dict[str, Row] = {}
     for row in ROWS:
@@ -273,7 +281,7 @@ def capacity(device_name: str) -> Capacity:
 
 
 def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
-    """Return the names with the same words as ``device_name``, brands aside, or else those that have all its words."""
+    """Return the names with the same words as ``device_name`` (except brands), or else those with all of its words."""
     wanted = _words(device_name)
     if not wanted - _BRANDS:
         return []
@@ -298,9 +306,9 @@ def _bytes_of(row: Row) -> int:
 
 
 def smallest_gpu(needed_bytes: int) -> Capacity | None:
-    """Return the GPU of the table with the least memory that is at least ``needed_bytes``; None if none has it.
+    """Return the smallest GPU of the table with at least ``needed_bytes``; None if there is none.
 
-    Of several GPUs with equal memory, it is the one with the highest bfloat16 peak.
+    Of GPUs with equal memory, it is the one with the highest bfloat16 peak.
     """
     rows = [
         row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes
@@ -325,24 +333,23 @@ def _words(name: str) -> set[str]:
     return words | {"sxm"} if is_on_a_board else words
 
 
-_MOST_TRIALS = 12  # sizes that are tried
-_USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked for beyond this factor
-# the share of the room that a line aims at where lines that aim at the room itself do not get on
+_MOST_TRIALS = 12  # the most sizes that are tried
+_USUAL_GROWTH = 64  # while all known sizes fit, larger ones are tried up to this factor
+# If the search is stuck, a line aims at this share of the room instead of the room itself.
 _A_LITTLE_LESS = 0.998
 
 
 def largest_that_fits(
     begin: int, needed_bytes: int, room: float
 ) -> Generator[int, int, int]:
-    """Yield sizes, each answered with the bytes that it needs; return the largest that fits. ``begin`` needs
-    ``needed_bytes``.
+    """Search for the largest size (batch or context) that fits into ``room`` bytes; return 0 if not even size 1 fits.
 
-    The result is 0 if not even size 1 fits.
+    The generator yields sizes, and must be sent the bytes that each needs. Size ``begin`` needs ``needed_bytes``.
     """
-    # bytes by size; without a batch at least nothing is needed
+    # bytes by size; size 0 needs at least 0 bytes
     needs = {0: 0, begin: needed_bytes}
-    # The largest size that fits lies between ``low``, which fits, and ``high``, which does not. These are the widths of
-    # this interval, turn by turn; infinite while only one of its ends is known.
+    # The largest size that fits is between ``low``, which fits, and ``high``, which does not. These are the widths of
+    # this interval in each turn; infinite while one of its ends is unknown.
     widths = [inf] * 3
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
@@ -370,25 +377,28 @@ def _next_size(
 ) -> int:
     """Return a size to try between ``low`` and ``high``, by a line through two sizes whose needs are known.
 
-    What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
-    grow linearly or quadratically. So the search closes in from both sides, turn by turn.
+    The memory of a step is a convex function of its batch, and of its context: the maximum of several sums with terms
+    that grow linearly or quadratically. So lines approach the solution from both sides, in alternate turns.
     """
     is_high_known = high in needs
     if turn % 2 == 0 and is_high_known:
-        # A line through a size that fits and one that does not meets ``room`` too early: the result fits.
+        # A line through a size that fits and one that does not reaches ``room`` too early: the result fits.
         return _size_that_needs(room, needs, low, high)
     if low > 0:
-        # A line through two sizes that fit meets ``room`` too late: the result does not fit.
+        # A line through two sizes that fit reaches ``room`` too late: the result does not fit.
         previous = _fitting_sizes(needs, room)[-2]
         return _size_that_needs(room, needs, previous, low)
-    # Nothing fits yet. The line from size 0 is not enough: it neglects what a step needs at any size.
+    # Nothing fits yet. A line from size 0 would ignore the memory that a step needs at any size.
     return high // 2
 
 
 def _next_size_if_stuck(
     needs: Mapping[int, int], room: float, low: int, high: int, stuck_turns: int
 ) -> int:
-    """Return a size to try where needs rise in blocks of memory, so that both lines miss: two in turns."""
+    """Return a size to try if the lines make no progress, because memory grows in blocks.
+
+    It is the middle of the interval, or in alternate turns a line that aims at a little less.
+    """
     is_turn_of_middle = stuck_turns % 2 == 1
     if is_turn_of_middle:
         return (low + high) // 2
@@ -402,7 +412,7 @@ def _fitting_sizes(needs: Mapping[int, int], room: float) -> list[int]:
 def _size_that_needs(
     room: float, needs: Mapping[int, int], small: int, large: int
 ) -> int:
-    """Return the size at which a line through the needs of two sizes meets ``room``."""
+    """Return the size at which a line through the needs of two sizes reaches ``room``."""
     rise = needs[large] - needs[small]
     if rise == 0:
         return _USUAL_GROWTH * large

@@ -1,4 +1,4 @@
-"""The floor and the waterfall of a trace without a run: FLOPs and bytes come from the shapes that the trace has."""
+"""Computes the floor and the waterfall of a trace that has no run, with FLOPs and bytes from the trace's shapes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from lm_profiler.record.run_record import Rates, Waterfall
 from lm_profiler.record.trace_answer import TraceFloor
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_MOSTLY_UNKNOWN = 0.5  # the share of the products' time without shapes from which there is no waterfall
+# if a larger share of the products' time has no shapes, there is no waterfall
+_MOSTLY_UNKNOWN = 0.5
 
 
 def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None:
-    """Return the least time of the traced work on ``device``; None, with a note, where its rates are unknown."""
+    """Return the least time of the traced work on ``device``; None, with a note, if rates or shapes are unknown."""
     rates = _rates(traced, device)
     if not rates.flops and rates.bytes_per_s is None:
         notes.append(
@@ -57,7 +58,7 @@ def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None
 
 
 def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | None:
-    """Return the waterfall of the traced step on its own ``device``; None, with a note, where shapes or rates lack."""
+    """Return the waterfall of the traced step on its own ``device``; None if shapes or rates are unknown."""
     work = _Work(traced)
     rates = _rates(traced, device)
     if not work.products_ns:

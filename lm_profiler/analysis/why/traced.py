@@ -1,4 +1,4 @@
-"""Divides the time of traced steps: every nanosecond of their window belongs to one piece or one gap."""
+"""Divides the time of traced steps into pieces of work and gaps: each nanosecond belongs to exactly one of them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,29 @@ from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 from lm_profiler.record.run_record import NeedlessWork
 
-# calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
+# calls of the driver that make the host wait for the device; copies from or to pageable memory do too
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 
 _LAUNCHES = re.compile(r"Launch|EnqueueKernel|AppendLaunch")
 
-_LONG_NS = 10_000  # a call of the driver that lasts longer is worth a name: launching takes 5 microseconds
+_LONG_NS = 10_000  # only longer calls of the driver can be the cause of a gap: a launch takes 5 microseconds
 
-_LEAST_SHARE = 0.5  # of a gap, that a call must fill to be its cause
+_LEAST_SHARE = 0.5  # a call is the cause of a gap if it fills at least this share of it
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
 
 
-# What the host did while the device was idle: it had launched the next kernel already, was about to launch it, waited
-# for the device, was in another call of the driver, handled a batch, or launched nothing more; on the CPU ``python``.
-GapCause = Literal["queued", "launching", "waiting", "driver", "input", "end", "python"]
+# what the host did while the device was idle
+GapCause = Literal[
+    "queued",  # it had already launched the next kernel
+    "launching",  # it was about to launch the next kernel
+    "waiting",  # it waited for the device
+    "driver",  # it was in another call of the driver
+    "input",  # it handled a batch
+    "end",  # it launched nothing more
+    "python",  # there is no device
+]
 
 
 class Gap(NamedTuple):
@@ -50,8 +57,8 @@ class Gap(NamedTuple):
 
     ns: int
     phase: str
-    what: str  # the call that made the host wait, the kernel that it launched next, or the operator that it was in
-    launched_at: int = 0  # when the host had launched the kernel that ended it
+    what: str  # the call in which the host was, the kernel that it launched next, or an operator that only calls others
+    launched_at: int = 0  # when the host had launched the kernel that ended the gap
     cause: GapCause = "python"
 
 
@@ -60,7 +67,7 @@ def gaps_of(
     pieces: Sequence[tuple[Piece, int]],
     idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
-    """Yield the ``idle`` spans with their causes; on the CPU also ``pieces`` that only call others."""
+    """Yield the gaps: the ``idle`` spans (begin and end of each), and on the CPU ``pieces`` that only call others."""
     if work.on_device:
         yield from _gaps_on_device(work, pieces, idle)
         return
@@ -269,22 +276,22 @@ def broken_down(work: TracedWork) -> Traced:
 def with_floors(
     pieces: Iterable[Weighed], floor: Floor
 ) -> list[tuple[Piece, float, float | None]]:
-    """Return each piece with its own time and the least time that it could take, its floor; None if that is unknown.
+    """Return each piece with its own time, and with its floor: the least time that it could take (None: unknown).
 
-    ``floor`` returns the floor of a call of an operator, and depends on the operator and its inputs alone. The kernels
-    that the call launched share it in proportion to their times. No floor exceeds the piece's own time.
+    ``floor`` returns the floor of a whole operator call, which must depend only on the operator and its inputs. It is
+    divided among the kernels of the call in proportion to their times. No floor exceeds the piece's own time.
     """
     calls = []
     first_pieces: dict[int, Piece] = {}
     call_ns: defaultdict[int, float] = defaultdict(float)
     for index, (piece, own_ns) in enumerate(pieces):
-        # each unknown call is separate
+        # a piece of an unknown call gets a call number of its own
         call = piece.call_number if piece.call_number >= 0 else -1 - index
         calls.append((call, piece, own_ns))
         first_pieces.setdefault(call, piece)
         call_ns[call] += own_ns
 
-    # equal inputs of a trace are one object
+    # by the operator and the id of its inputs: equal inputs are the same object
     floors_ns: dict[tuple[str | None, int], float | None] = {}
     floor_shares: dict[int, float | None] = {}
     for call, piece in first_pieces.items():
