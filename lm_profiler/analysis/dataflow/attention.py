@@ -1,6 +1,7 @@
-"""Finds attention whose scores are stored, so that softmax and other operators read and write them one after another.
+"""Finds attention that stores its scores in memory, where softmax and other operators read and write them in turn.
 
-Fused attention computes them in blocks that stay in fast memory (Dao et al. 2022, FlashAttention, arXiv:2205.14135).
+Fused attention instead computes scores in blocks that stay in fast memory (Dao et al. 2022, FlashAttention,
+arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ _SOFTMAX = "aten::_softmax"
 
 
 def calls_on_scores(step: StepCalls) -> list[int]:
-    """Return the calls that compute on scores of attention, with their backward passes, without the matrix products."""
+    """Return the calls that work on the scores of attention, and their backward passes; matrix products are left out.
+
+    A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
+    scores with values.
+    """
     calls: list[int] = []
     for number, call in enumerate(step.calls):
         if call.name != _SOFTMAX or call.phase != _FORWARD:
@@ -30,9 +35,9 @@ def calls_on_scores(step: StepCalls) -> list[int]:
 
 
 def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
-    """Return the calls on whose results the softmax works, back to the product of queries and keys; None without one.
+    """Return the calls between the product of queries and keys and the ``softmax``; None if there is no such product.
 
-    They are scaling, masks, and changes of the type.
+    They scale or mask the scores, or change their type.
     """
     least_elements = AS_LARGE * step.calls[softmax].elements
     found: set[int] = set()
@@ -50,7 +55,7 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
 
 
 def _makers_of_inputs(step: StepCalls, number: int) -> Iterator[int]:
-    """Yield the calls of forward before ``number`` that wrote what it reads."""
+    """Yield the calls of forward that wrote the inputs of call ``number``."""
     for storage in step.calls[number].reads:
         for writer in step.writers.get(storage, ()):
             if writer < number and step.calls[writer].phase == _FORWARD:
@@ -58,7 +63,7 @@ def _makers_of_inputs(step: StepCalls, number: int) -> Iterator[int]:
 
 
 def _feeds_product(step: StepCalls, numbers: list[int]) -> bool:
-    """Return whether a product without weights reads a result of one of the calls."""
+    """Return whether a matrix product without weights reads a result of one of the calls ``numbers``."""
     for number in numbers:
         for storage in step.calls[number].writes:
             for reader in step.readers.get(storage, ()):

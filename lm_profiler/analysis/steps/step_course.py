@@ -84,10 +84,14 @@ class Course:
 
     def starting_at(self, edge: int) -> Course:
         """Return the course of the values from ``edge`` on; a segment must begin there."""
-        segment = self.edges.index(edge)
-        edges = tuple(later_edge - edge for later_edge in self.edges[segment:])
-        excess = None if self.excess is None else self.excess[edge:]
-        return Course(edges, self.levels[segment:], self.trend[edge:], excess)
+        first_segment = self.edges.index(edge)
+        later_edges = self.edges[first_segment:]
+        return Course(
+            edges=tuple(later_edge - edge for later_edge in later_edges),
+            levels=self.levels[first_segment:],
+            trend=self.trend[edge:],
+            excess=None if self.excess is None else self.excess[edge:],
+        )
 
 
 def flat_course(values: Series) -> Course:

@@ -338,10 +338,14 @@ class LevelFollower:
         """
         logs = logs_of(self._blocks[begin:])
         # positive for blocks that are nearer to the new level than to the old one
-        nearness = (logs - center - size / 2.0) * math.copysign(1.0, size)
+        direction = math.copysign(1.0, size)
+        nearness = (logs - center - size / 2.0) * direction
+        # for each block, the sum from it to the last one; it is largest at the first block of the new level
         sums_to_end = np.cumsum(nearness[::-1])[::-1]
         onset = begin + int(sums_to_end.argmax())
-        return min(max(onset, begin + 1), len(self._blocks) - 2)
+        first_possible = begin + 1
+        last_possible = len(self._blocks) - 2
+        return min(max(onset, first_possible), last_possible)
 
     def _is_change_of_most_steps(self, onset: int) -> bool:
         """Return whether the median step changed too. If only the mean did, a few steps became very slow."""
