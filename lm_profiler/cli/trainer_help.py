@@ -25,7 +25,7 @@ stages:
   --stages.until_ci                measure until the interval is this narrow
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is measured
-  --actions.steps                  steps in which each action of the loop is timed
+  --actions.steps                  steps in which each action is timed by name
 
 model and data:
   --model                          class path of any LightningModule
