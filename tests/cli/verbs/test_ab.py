@@ -120,7 +120,7 @@ def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
 )
 def test_refused_in_a_line(words: list[str], repository: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     assert main(["ab", *words]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if "not committed" not in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "uncommitted" not in line]
     assert len(said) == 1
 
 
