@@ -83,7 +83,7 @@ def broken_by(
         words = said()
         if raised and not felt and "boom" not in words and not is_whole(ours):
             felt = "nobody was told"
-        if raised and not felt and not is_on_disk(ours):
+        if raised and not felt and read_run(ours.folder) != ours.record:
             felt = "it left no record"
         if torch.autograd.profiler._is_profiler_enabled:
             torch.autograd.profiler._disable_profiler()
@@ -109,10 +109,6 @@ def assert_nothing_is_left() -> None:
     assert torch.func.grad(torch.square)(torch.ones(())) == 2  # refuses where hooks for saved tensors are left
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not torch.autograd.profiler._is_profiler_enabled
-
-
-def is_on_disk(ours: TrainingProfiler) -> bool:
-    return read_run(ours.folder) == ours.record
 
 
 @pytest.mark.parametrize("make", [Tiny, Manual])

@@ -232,7 +232,7 @@ def test_nobody_waits_for_ever_nor_until_the_groups_own_limit_runs_out(tmp_path:
         torch.distributed.destroy_process_group()
 
 
-def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
+def test_the_energy_of_a_step_is_that_of_all_ranks_gpus() -> None:
     """Eight cards of 500 W, whose ranks make 1000 tokens in a step of 150 ms: 0.6 J a token."""
     facts = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 3.0, "energy_j": 1500.0}
     ranks = []

@@ -82,9 +82,7 @@ class Manual(KnownModule):
     closures = False
     unwrapped = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
         return [SlowSGD(self.parameters()) for _ in range(2)]

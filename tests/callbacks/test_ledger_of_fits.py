@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import Clock
 from faults import Tiny
 from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, Trainer
@@ -26,20 +27,14 @@ STEP_S, BATCH_S, SAVE_S, LOG_S = 0.004, 0.01, 0.05, 0.002  # of training, of val
 CALL_NS = 100  # what each call of a function takes beside
 
 
-class Clock:
+class PassingClock(Clock):
     """Nanoseconds that pass with the calls of the thread that trains."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def __call__(self) -> int:
-        return self.ns
 
     def called(self, frame: object, event: str, argument: object) -> None:
         self.ns += CALL_NS * (event == "call")
 
 
-CLOCK = Clock()
+CLOCK = PassingClock()
 
 
 def pass_s(seconds: float) -> None:

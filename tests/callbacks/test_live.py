@@ -102,9 +102,7 @@ def test_a_row_is_due_after_its_steps_or_after_ten_seconds() -> None:
 class Counting(Tiny):
     """Reports tokens, and how many it has seen."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows_seen = 0
+    rows_seen = 0
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.rows_seen += len(batch)

@@ -184,9 +184,7 @@ def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
 
 
 class Manual(GivesUp):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()

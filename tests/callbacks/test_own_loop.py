@@ -433,7 +433,7 @@ def test_wrong_options_and_phases_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
-def test_a_compiled_step_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_step_trains_as_without() -> None:
     """The whole step is one compiled function: no hook is called, or none may be traced."""
 
     def train(compile_step: Callable[..., Any]) -> list[Tensor]:

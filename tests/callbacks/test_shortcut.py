@@ -15,10 +15,8 @@ from lm_profiler.external_callbacks import CLAIMED
 
 
 class Tuned(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr = 0.1
-        self.batch_size = 1
+    lr = 0.1
+    batch_size = 1
 
 
 @pytest.mark.parametrize("shared, alone", [(True, True), (False, False)], ids=["claims", "by hand, the same Trainer"])

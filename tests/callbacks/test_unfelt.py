@@ -57,9 +57,7 @@ def test_an_evaluation_is_cut_only_where_that_is_asked(tmp_path: Path, stop: boo
 class FetchesItself(BoringModel):
     """Asks for its batches from within its steps, so that a step still runs when the stages end."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
+    seen = 0
 
     def training_step(self, dataloader_iter: Any) -> Any:
         return self.counted(super().training_step, next(dataloader_iter)[0])
@@ -165,10 +163,8 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
 
 
 class Tunable(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr, self.batch_size = 0.01, 2
-        self.forwards = 0
+    lr, batch_size = 0.01, 2
+    forwards = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.forwards += 1

@@ -62,9 +62,7 @@ class Tiny(LightningModule):
 class Manual(Tiny):
     """The same with an optimizer of its own hands."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
         optimizer = self.optimizers()

@@ -55,11 +55,7 @@ def make_clipping_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.utils, "get_total_norm", slow("clip", nn.utils.get_total_norm))
 
 
-class SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
+class SlowBackward(known_loop.SlowBackward):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         wait("backward")
@@ -79,10 +75,7 @@ class SlowModel(torch.nn.Module):
         return SlowBackward.apply(self.weight)
 
 
-class SlowSGD(SGD):
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, lr=0.0)
-
+class SlowSGD(known_loop.SlowSGD):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
         wait("optimizer")
@@ -90,7 +83,7 @@ class SlowSGD(SGD):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         wait("zero_grad")
-        super().zero_grad(set_to_none)
+        SGD.zero_grad(self, set_to_none)
 
 
 class Batches(IterableDataset[Tensor]):

@@ -52,9 +52,7 @@ class Dropping(LightningModule):
 class Manual(Dropping):
     """Steps with every third batch, and has the ranks talk with that alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()

@@ -8,12 +8,26 @@ import pytest
 from by_hand import CELL, leave_record, plan
 from stored_texts import assert_stored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from told import Told
 
 from lm_profiler.processes.cell_processes import CellEnded
 from lm_profiler.record.run_record import Failure, Status
-from lm_profiler.record.sweep_files import read_outcome, read_outcomes
+from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome, read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, ProcessEnd, Schedule, memory_kills, record_outcome
+
+
+class Told:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def cell_begins(self, cell: Cell, device: str | None) -> None:
+        self.heard.append(f"+{cell.id}")
+
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
+        self.heard.append(f"-{cell.id} {outcome.status}")
+
+    def tick(self) -> None: ...
 
 
 class Processes:

@@ -1,15 +1,40 @@
 """Kernels of traces that no operator launched: none in traces of torch's own work, and those that are planted."""
 
+import gzip
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cuda_trace import kernel_table
-from real_traces import NAMED, trace
 
 from lm_profiler.analysis import conclude
 from lm_profiler.analysis.trace.unexplained_kernels import unexplained_kernels
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import Flops
+
+TRACES = Path(__file__).parent / "traces"
+PHASES = ("forward", "backward", "optimizer")
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+NAMED = ("hta_alexnet", "tracelens_h100_qwen1.5_0.5b", "tracelens_normalization", "tracelens_b200_eager")
+
+
+@cache
+def trace(name: str) -> list[dict[str, Any]]:
+    """Its events, with a step around them all and three phases of equal length in it."""
+    with gzip.open(TRACES / f"{name}.json.gz") as file:
+        events = [e for e in json.load(file)["traceEvents"] if not str(e.get("name")).startswith("ProfilerStep")]
+    timed = [e for e in events if "dur" in e and e.get("cat") in (*DEVICE, "cuda_runtime", "cuda_driver", "cpu_op")]
+    begin, end = min(e["ts"] for e in timed), max(e["ts"] + e["dur"] for e in timed)
+    where = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+    third = (end - begin) / 3
+    events.append({**where, "name": "ProfilerStep#1", "ts": begin, "dur": end - begin})
+    events += [
+        {**where, "name": f"phase: {phase}", "ts": begin + i * third, "dur": third} for i, phase in enumerate(PHASES)
+    ]
+    return events
+
 
 WITH_PRODUCTS = "tracelens_h100_qwen1.5_0.5b"
 

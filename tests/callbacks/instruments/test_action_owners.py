@@ -215,9 +215,7 @@ def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
 
 def test_manual_optimization_and_validation_amid_training(tmp_path: Path) -> None:
     class Manual(known_loop.Evaluated):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
+        automatic_optimization = False
 
         def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
             optimizer = self.optimizers()

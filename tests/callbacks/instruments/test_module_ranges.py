@@ -68,10 +68,6 @@ def parts(number: int, times: int = 1) -> dict[str, int]:
     return {f"{block} (Block)": times, f"{block}.up (Linear)": times, f"{block}.down (Linear)": times}
 
 
-def hooked(model: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool) -> None:
     """An exception closes the ranges that it leaves."""
@@ -83,7 +79,7 @@ def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool)
         outer = spans[f"lm_profiler module: blocks.{number} (Block)"]
         up, down = (spans[f"lm_profiler module: blocks.{number}.{part} (Linear)"] for part in ("up", "down"))
         assert outer[0] <= up[0] <= up[1] <= down[0] <= down[1] <= outer[1] <= spans["aten::mul"][0]
-    assert not hooked(model)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def test_what_is_recomputed_is_in_its_modules_range_again() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from known_loop import SimulatedClock
 from made_runs import made_record
 
 import lm_profiler
@@ -18,14 +19,8 @@ from lm_profiler.record.run_record import CodePart
 from lm_profiler.report.run.sections import phase_table
 
 
-class Clock:
+class Clock(SimulatedClock):
     """Nanoseconds that the test sets; the device is twice as fast as the host believes."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
 
     def stream(self) -> Any:
         return SimpleNamespace(

@@ -163,11 +163,8 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     alone = phase_work(
         TrainerLoop(trainer), step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch), None, 0
     )
-    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == read_traced_work(profiler.record)
-
-
-def read_traced_work(record: RunRecord) -> dict[str, Any]:
-    return {phase: (floor.flops, floor.bytes) for phase, floor in record.floors.items()}
+    traced = {phase: (floor.flops, floor.bytes) for phase, floor in profiler.record.floors.items()}
+    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == traced
 
 
 # -- what a rank does not hold whole -------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ def test_recomputation_is_the_work_of_backward_and_batches_cross_the_bus() -> No
     assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
 
 
-def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_compiled_step_a_copy_tells_what_is_read() -> None:
     traffic = TRAFFIC._replace(forward_read=None)
     trainer = trainer_of(SingleDeviceStrategy)
     assert known(trainer, WORK, traffic)["forward"] is None

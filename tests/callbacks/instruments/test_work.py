@@ -200,12 +200,6 @@ def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path
     assert module.calls == 1 + 3 + 1
 
 
-# -- nothing that is looked at beside the times can lose them ---------------------------------------------------
-
-
-# -- MFU in TensorBoard -----------------------------------------------------------------------------------------
-
-
 class Regular(BoringModel):
     """On rows of 32; a batch takes a millisecond of ``Ticking``."""
 

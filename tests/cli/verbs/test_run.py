@@ -124,7 +124,7 @@ def test_wrong_variable_raises_nothing(asked: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
-def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def profilers() -> int:
         trainer = import_module(namespace).Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
         return sum(isinstance(each, TrainingProfiler) for each in trainer.callbacks)

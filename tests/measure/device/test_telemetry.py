@@ -85,8 +85,7 @@ class FakeNvml:
 class Seconds:
     """A clock that moves a tenth of a second with each look at it."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self) -> float:
         self.now += 0.1

@@ -21,17 +21,13 @@ def _linear(n: int = 10) -> nn.Linear:
     return nn.Linear(n, n, bias=False)
 
 
-def _backward(module: nn.Module, n: int = 10) -> None:
-    module(torch.ones(2, n)).sum().backward()
-
-
 def test_each_cause_is_counted_as_it_comes_to_be() -> None:
     module = nn.Sequential(_linear(), nn.BatchNorm1d(10, affine=False))
     optimizer = torch.optim.AdamW(module.parameters())
     size = 100 * FLOAT
     buffers = 2 * 10 * FLOAT + 8  # running mean and variance; the count of batches is an int64
     assert holdings(module, [optimizer], CPU) == Holdings(size, 0, 0, buffers)
-    _backward(module)
+    module(torch.ones(2, 10)).sum().backward()
     assert holdings(module, [optimizer], CPU) == Holdings(size, size, 0, buffers)
     optimizer.step()
     states = 2 * size + FLOAT  # two moments, and the step as a number of its own
@@ -100,8 +96,7 @@ def test_an_unknown_or_impossible_remainder_is_unknown_never_negative(peak: int 
 class Allocator:
     """An allocator whose peak the test sets."""
 
-    def __init__(self) -> None:
-        self.now: int | None = 0
+    now: int | None = 0
 
     def __call__(self) -> int | None:
         return self.now

@@ -13,10 +13,6 @@ from lm_profiler.report.run.rank_lines import ranks_lines
 from lm_profiler.report.run.run_page import time_table
 
 
-def lines(ranks: Ranks | None) -> list[str]:
-    return ranks_lines(made_record(ranks=ranks))
-
-
 def texts(**options: Any) -> list[list[str]]:
     return [[cell.text for cell in row] for row in time_table(made_record(**options)).rows]
 
@@ -88,7 +84,7 @@ CASES = {
 
 
 def test_for_whom_the_others_wait_is_told_as_stored_and_is_in_columns() -> None:
-    assert_stored("report/ranks", {case: lines(ranks) for case, ranks in CASES.items()})
+    assert_stored("report/ranks", {case: ranks_lines(made_record(ranks=ranks)) for case, ranks in CASES.items()})
     record = made_record(ranks=made_ranks(world=4))
     for name, value in {
         "waiting_s": 22.5e-3,

@@ -11,13 +11,9 @@ from made_waterfall import made_waterfall
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TERMS
-from lm_profiler.record.run_record import RunRecord, Term, Waterfall
+from lm_profiler.record.run_record import RunRecord, Term
 from lm_profiler.report.run.run_page import run_page, time_table
 from lm_profiler.report.run.waterfall_text import ends_text, missing_input, rungs, waterfall_tables, why_lines
-
-
-def lines_of(fall: Waterfall | None) -> list[str]:
-    return why_lines(made_record(waterfall=fall))
 
 
 def printed_sum(line: str) -> tuple[Decimal, Decimal]:
@@ -36,7 +32,7 @@ def test_figures_add_up_as_printed(seed: int) -> None:
         seconds[-1] *= -0.5
     terms = [Term(name=name, seconds=float(s), at_most_s=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
     fall = made_waterfall().model_copy(update={"terms": terms, "step_s": float(seconds.sum()), "ci_low": None})
-    step, total = printed_sum(lines_of(fall)[0])
+    step, total = printed_sum(why_lines(made_record(waterfall=fall))[0])
     assert total == step
     texts = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
     assert sum(texts) == step

@@ -9,14 +9,9 @@ from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot
 from lm_profiler.report.tables.rows import runs_table
 from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
-from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import column
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
-
-
-def titles(table: Table) -> list[str]:
-    return [heading.title for heading in table.headings]
 
 
 def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
@@ -72,7 +67,7 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     died = run("c", failed=("failed", "it broke"), name="c")  # of which nobody knows
     entries.append(Entry(died.folder, died.record.model_copy(update={"config": None})))
     table = runs_table(repeats_together(entries))
-    assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
+    assert [heading.title for heading in table.headings][:2] == ["run", "trainer.gradient_clip_val"]
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
     said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(runs_table([entries[:2]]))}
