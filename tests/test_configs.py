@@ -117,9 +117,7 @@ def cells_of(*arguments: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("sweeps/*.yaml")), ids=lambda file: file.stem)
-def test_every_option_of_a_sweep_is_one_of_its_cells(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_of_a_sweep_is_one_of_its_cells(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
     assert file.read_text(encoding="utf-8").startswith("# ")
     cells = cells_of(str(file), f"--log_dir={tmp_path}")

@@ -191,9 +191,7 @@ def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatc
     [(["FETCHED"], WRONG_CALL, True), (LOOKED_UP, OK, True), ([], OK, False)],
     ids=["no step is counted", "without all that are looked up", "with all names"],
 )
-def test_a_run_of_the_command_line_ends_without_them(
-    names: list[str], code: int, is_noted: bool, tmp_path: Path
-) -> None:
+def test_a_run_of_the_command_line_ends_without_them(names: list[str], code: int, is_noted: bool, tmp_path: Path):
     paths = ",".join(NAMES[name].path for name in names)
     done = warm.run(str(SUPPORT / "without_names.py"), paths, *FIT, folder=tmp_path, timeout_s=100)
     assert done.returncode == code, done.stderr

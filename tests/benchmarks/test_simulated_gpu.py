@@ -10,9 +10,7 @@ from benchmarks.simulated_gpu.build import stubs
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-def test_what_is_not_simulated_says_so_once_and_fails_if_it_is_cudas_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_simulated_says_so_once_and_fails_if_it_is_cudas(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "stubs.c").write_text(stubs(["cublasStrsm_v2", "cudaIpcGetMemHandle"]))
     library = tmp_path / "stubs.so"
     subprocess.run(["gcc", "-w", "-shared", "-fPIC", str(tmp_path / "stubs.c"), "-o", str(library)], check=True)

@@ -118,9 +118,7 @@ def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Cal
     expect(card).to_contain_text("2 of 10 runs and cells shown")
 
 
-def test_two_runs_are_compared_by_part_after_what_differs(
-    compare: Callable[..., Tab], sweep: Path, screenshot: Any
-) -> None:
+def test_two_runs_are_compared_by_part_after_what_differs(compare: Callable[..., Tab], sweep: Path, screenshot: Any):
     tab = compare(run_of("sdpa", 128), run_of("math", 128))
     card = tab.card("B against A")
     expect(card).to_contain_text("with all repeats (2 and 2 runs)")
@@ -151,9 +149,7 @@ def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab
     assert tab.inside.locator("img").count() == 0
 
 
-def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
-    compare: Callable[..., Tab], sweep: Path, screenshot: Any
-) -> None:
+def test_figures_by_an_option_have_intervals_and_failures(compare: Callable[..., Tab], sweep: Path, screenshot: Any):
     tab = compare()
     tab.inside.get_by_label("Filter").fill("sweep/ r0")
     card = tab.card("Figure against option")
@@ -177,9 +173,7 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     screenshot(tab, "compare-chart-light")
 
 
-def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
-    compare: Callable[..., Tab], logdir: Path
-) -> None:
+def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(compare: Callable[..., Tab], logdir: Path):
     first = made_entry(logdir / "many" / "0").folder
     try:
         for number in range(1, 1000):
@@ -207,9 +201,7 @@ def long_named(logdir: Path) -> Iterator[str]:
     shutil.rmtree(logdir / LONG.partition("/")[0])
 
 
-def test_run_step_tokens_memory_and_status_come_first_and_stay(
-    compare: Callable[..., Tab], long_named: str, sweep: Path
-) -> None:
+def test_run_step_tokens_memory_status_come_first_and_stay(compare: Callable[..., Tab], long_named: str, sweep: Path):
     tab = compare()
     card = tab.card("Runs and cells")
     header = tab.table(card)[0]

@@ -78,9 +78,7 @@ class Sections(Callback):
 @pytest.mark.parametrize(
     "watch, make", [(False, ManualOptimBoringModel), (True, BoringModel)], ids=["stages, by hand", "watched"]
 )
-def test_the_users_profiler_is_his_own_while_we_mark(
-    tmp_path: Path, watch: bool, make: Callable[[], LightningModule]
-) -> None:
+def test_the_users_profiler_is_his_own_while_we_mark(tmp_path: Path, watch: bool, make: Callable[[], LightningModule]):
     """Its class, its summary, its report, its attributes and its actions are as without us, from first to last."""
     said, reports, actions = [], [], []
     for name, callbacks in (("plain", []), ("ours", [short(stop_when_done=False, watch=watch)])):

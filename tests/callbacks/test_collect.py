@@ -66,9 +66,7 @@ def test_what_an_optimizer_has_on_already(
 
 
 @pytest.mark.parametrize("weight_decay, different", [(0.01, 1), (0.0, 2)])
-def test_groups_of_parameters_with_equal_options_are_counted_once(
-    weight_decay: float, different: int, tmp_path: Path
-) -> None:
+def test_groups_of_parameters_with_equal_options_are_counted_once(weight_decay: float, different: int, tmp_path: Path):
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.AdamW(groups(module, weight_decay=weight_decay))]
@@ -76,9 +74,7 @@ def test_groups_of_parameters_with_equal_options_are_counted_once(
     assert (found.parameter_groups, found.different_groups) == (2, different)
 
 
-def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_advice_knows_what_is_on_and_how_full_the_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     found = switches(TrainerLoop(trainer))
@@ -96,9 +92,7 @@ def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(
 
 
 @pytest.mark.parametrize("options, is_read", [({}, True), ({"fast_dev_run": True}, False), ({"max_steps": 1}, False)])
-def test_rates_of_the_machine_are_read_where_a_step_was_measured_alone(
-    options: dict[str, Any], is_read: bool, tmp_path: Path
-) -> None:
+def test_rates_are_read_only_where_a_step_was_measured(options: dict[str, Any], is_read: bool, tmp_path: Path):
     """A trial, and a run that ends while it warms up, are compared with nothing: half a second and memory are saved."""
     profiler = instruments(1, 2, memory=1)
     with warm.with_rates(1e11, 1e10):
@@ -198,9 +192,7 @@ def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Modul
     assert is_compiled(compile_it(module))
 
 
-def test_a_history_that_cannot_be_written_is_recorded_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_that_cannot_be_written_is_recorded_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[object] = []
     history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
     monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
@@ -211,9 +203,7 @@ def test_a_history_that_cannot_be_written_is_recorded_no_longer(
     assert asked == ["all", None]
 
 
-def test_a_run_reads_the_machine_around_its_measured_steps_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
 
     class Counting(BoringModel):

@@ -104,9 +104,7 @@ FAILED = {"port": "callbacks/notes: no port", "file": "callbacks/notes: no file"
 
 
 @pytest.mark.parametrize("of", FAILED)
-def test_where_nothing_can_be_published_training_goes_on(
-    of: str, port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nothing_can_be_published_training_goes_on(of: str, port: int, capsys: pytest.CaptureFixture[str]):
     plain = train(Path(), [], max_steps=STEPS)
     Path("gone").mkdir()
     ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("gone/lm.prom"))

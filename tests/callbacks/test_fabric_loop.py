@@ -148,9 +148,7 @@ def test_a_fabric_loop_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert_known(tmp_path / "logs/found/version_0", batches_per_step=1)
 
 
-def test_a_loop_is_found_and_claims_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[LoopSearch]
-) -> None:
+def test_a_found_loop_claims_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[LoopSearch]):
     claims = tmp_path / "claims"
     claims.mkdir()
     monkeypatch.setenv(VARIABLE, json.dumps({**json.loads(request(tmp_path)), "claims": str(claims), "command": "x"}))
@@ -166,9 +164,7 @@ def test_a_loop_is_found_and_claims_the_run(
     assert len([*tmp_path.glob("logs/found/*")]) == 1
 
 
-def test_a_trainer_is_no_loop_of_this_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[LoopSearch]
-) -> None:
+def test_a_trainer_is_no_loop_of_this_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[LoopSearch]):
     from lm_profiler.external_callbacks import external_callbacks
 
     monkeypatch.setattr("lm_profiler.callbacks.shortcut._admitted_number", None)

@@ -100,9 +100,7 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
     "own, codes, limit_s",
     [(BROKEN, {}, 2.0), (TERMINATED, {}, 8.0), (TERMINATED, {1: None}, 0.0), (end_of(0, 1.0), {}, 0.0)],
 )
-def test_nobody_is_waited_for_without_a_limit_or_without_need(
-    own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path
-) -> None:
+def test_no_wait_is_without_limit_or_need(own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path):
     waited: list[float] = []
     assert ends_of_ranks(own, tmp_path, 2, lambda: codes, waited.append) == {0: own}
     assert sum(waited) == pytest.approx(limit_s)

@@ -11,7 +11,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
-from zoo import KINDS, WIDTH, Accumulating, Contrastive, Kind, mm
+from zoo import KINDS, WIDTH, Accumulating, Contrastive, Kind, OneLayer, mm
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run_record import read_run
@@ -72,17 +72,10 @@ def test_autocast_by_hand_is_told_by_what_was_multiplied(tmp_path: Path) -> None
     assert profiler.record.utilisation.dtype == "bfloat16"
 
 
-class Uneven(Kind):
+class Uneven(OneLayer):
     """Batches of unlike shapes, as where sequences are padded to the longest, and an epoch ends with a partial one."""
 
     shapes: Sequence[tuple[int, int]] = ()  # samples and length of each batch
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(WIDTH, WIDTH)
-
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.layer(batch).square().mean()
 
     def train_dataloader(self) -> Any:
         return DataLoader([torch.ones(*shape, WIDTH) for shape in self.shapes], batch_size=None)  # type: ignore[arg-type]

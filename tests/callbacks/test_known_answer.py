@@ -48,9 +48,7 @@ def times(factor: int, phases: tuple[str, ...]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("clock", [time.thread_time_ns, None], ids=["this thread's", "simulated"])
-def test_each_phase_of_a_plain_loop(
-    tmp_path: Path, clock: Callable[[], int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_phase_of_a_plain_loop(tmp_path: Path, clock: Callable[[], int] | None, monkeypatch: pytest.MonkeyPatch):
     """Also on a real clock: that of this thread, which stands while other processes have the CPU."""
     if clock is not None:
         monkeypatch.setattr(known_loop, "CLOCK", clock)

@@ -169,9 +169,7 @@ class Device(EventStream):
 
 
 @pytest.mark.parametrize("phase", ["transfer", "backward"])
-def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
+def test_a_device_that_dies_takes_its_own_times_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str):
     def device_side_assert() -> None:
         monkeypatch.setattr(Device, "dead", True)
         raise RuntimeError("CUDA error: device-side assert triggered")

@@ -265,9 +265,7 @@ ENTRIES = {
 HOOKS = [name for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES]
 
 
-def test_a_fault_in_a_hook_ends_the_profile_and_not_the_program(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hooks_fault_ends_the_profile_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("planted")
 

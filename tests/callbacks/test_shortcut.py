@@ -21,9 +21,7 @@ class Tuned(BoringModel):
 
 @pytest.mark.parametrize("shared, alone", [(True, True), (False, False)], ids=["claims", "by hand, the same Trainer"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_fit_after_a_tuners_search_is_profiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, alone: bool
-) -> None:
+def test_the_fit_after_a_tuner_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, alone: bool):
     monkeypatch.setattr(shortcut, "_admitted_number", None)
     claims = tmp_path / "claims"
     claims.mkdir()

@@ -83,9 +83,7 @@ NOW = threading.Event()  # the server answers again
 
 
 @pytest.mark.parametrize("patient", [0.1], indirect=True)
-def test_loggers_that_block_or_raise_are_told_once_and_training_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loggers_that_block_or_raise_are_told_once_and_harm_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     last = CSVLogger(tmp_path / "b")
     profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), Failing(tmp_path / "c"), last)
     NOW.set()

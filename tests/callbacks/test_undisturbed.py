@@ -173,9 +173,7 @@ def full() -> Any:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("stream", [lambda: None, closed, Refuses, full])
-def test_streams_that_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], Any]
-) -> None:
+def test_streams_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], Any]):
     out, err = stream(), stream()
     with monkeypatch.context() as context, breaks(MemoryReader.end):  # which is said
         context.setattr(sys, "stdout", out)
@@ -230,9 +228,7 @@ class Fails(Tiny):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_error_that_cannot_be_read_aloud_is_recorded_and_no_order_to_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_error_is_recorded_and_gives_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ours = profiler()
     with pytest.raises(Unreadable):
         train(tmp_path, [ours], Fails)

@@ -72,9 +72,7 @@ class FetchesItself(BoringModel):
 
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")  # experimental, and what is tried
 @pytest.mark.parametrize("verb", ["fit", "validate"])
-def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(
-    tmp_path: Path, verb: Literal["fit", "validate"]
-) -> None:
+def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(tmp_path: Path, verb: Literal["fit", "validate"]):
     (profiler,) = profiling_callbacks(
         1, 3, memory_steps=0, trace_steps=0, action_steps=2, verb=verb, stop_when_done=False
     )
@@ -117,9 +115,7 @@ class Validated(BoringModel):
 
 
 @pytest.mark.parametrize("batches, check", [(1000, 1), (5, 1), (5, 2), (2, 3)])
-def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(
-    tmp_path: Path, batches: int, check: int
-) -> None:
+def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(tmp_path: Path, batches: int, check: int):
     """Five steps: inside the first epoch, at its end, in a later one."""
     profiler, calls = instruments(1, 3, memory=1), SimpleProfiler()
     monitors: list[Callback] = [ModelCheckpoint(tmp_path / "kept", monitor="val_loss")]
@@ -230,9 +226,7 @@ class Dry(torch.utils.data.IterableDataset[Any]):
     ],
     ids=["runs dry", "gives None for ever"],
 )
-def test_a_loader_without_more_batches_ends_an_endless_fit(
-    tmp_path: Path, data: Any, options: dict[str, Any], steps: int, note: str
-) -> None:
+def test_a_loader_that_runs_dry_ends_a_fit(tmp_path: Path, data: Any, options: dict[str, Any], steps: int, note: str):
     profiler = instruments(1, 20)
     trainer_with([profiler], tmp_path, **options).fit(BoringModel(), data)
     record = read_run(profiler.folder)

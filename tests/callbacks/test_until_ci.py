@@ -42,9 +42,7 @@ def measured(folder: Path, step_ms: Iterable[float], agree: Callable[[int], int]
         ([30.0] * 4 + [10.0] * 100, {}),  # with the four slow steps, the interval would span 10 to 30 ms
     ],
 )
-def test_steps_whose_level_is_plain_end_it_at_the_fewest(
-    step_ms: list[float], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_steps_whose_level_is_plain_end_it_at_the_fewest(step_ms: list[float], options: dict[str, Any], tmp_path: Path):
     assert measured(tmp_path, step_ms, **options) == 10
 
 

@@ -71,9 +71,7 @@ def between_epochs(writer: Standing) -> None:
     [(in_backward, "backward"), (in_validation, VALIDATION), (in_a_checkpoint, "checkpoints"),
      (between_epochs, EPOCH_TURN)],
 )  # fmt: skip
-def test_a_stall_is_told_once_with_its_phase_and_its_rank(
-    stands: Callable[[Standing], None], where: str, tmp_path: Path
-) -> None:
+def test_a_stall_is_told_once_with_its_phase_and_rank(stands: Callable[[Standing], None], where: str, tmp_path: Path):
     writer = Standing(tmp_path)
     writer.now_ns += 5 * S
     stands(writer)

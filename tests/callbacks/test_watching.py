@@ -249,9 +249,7 @@ def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
         assert_same_weights(plain, module)
 
 
-def test_a_killed_training_loses_a_second_of_its_rows_at_most(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_training_loses_a_second_of_its_rows_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     process = start(str(SUPPORT / "watched_killed.py"), str(tmp_path), out=tmp_path / "out")
     deadline = time.monotonic() + 60.0
     while not (runs := list(tmp_path.glob("*/version_0"))) or len(read_last_steps(runs[0])) < 300:

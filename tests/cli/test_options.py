@@ -111,9 +111,7 @@ def test_a_wrong_call_is_a_message_in_a_line_as_stored() -> None:
     assert_stored("cli/option_values: many", {"of a key": told})
 
 
-def test_help_comes_from_the_dataclass_and_report_takes_its_options_from_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_of_the_dataclass_and_report_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = OptionsReader("bake", Baking).help("for example:\n  bake it")
     assert_stored("cli/bake", {"--help": text})
     options = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]

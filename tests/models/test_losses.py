@@ -26,9 +26,7 @@ def token_ids(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_loss_and_gradients_are_those_of_the_plain_one(
-    dtype: torch.dtype, tied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradients_are_those_of_the_plain_one(dtype: torch.dtype, tied: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(losses, "CHUNK_TOKENS", 32)  # three chunks, and a shorter one
     targets_BT = token_ids(1)
     targets_BT[0, :5] = -100

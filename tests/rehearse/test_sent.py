@@ -19,7 +19,7 @@ from raised import refusal
 from sent_steps import AsksForAFloat, DoesMore, Renamed
 from stored_texts import assert_stored
 from torch import nn
-from zoo import Accumulating, Closures, Contrastive, Kind, Metric
+from zoo import Accumulating, Closures, Contrastive, Kind
 
 from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, _StepPickler, shape_of, without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
@@ -36,7 +36,7 @@ def counted(module: Any, trainer: Any) -> StepWork:
     return count_elsewhere(TrainerLoop(trainer), "fit", without_data(next(iter(module.train_dataloader()))))
 
 
-@pytest.mark.parametrize("kind", [Contrastive, Metric, Accumulating, DoesMore, Renamed], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Contrastive, Accumulating, DoesMore, Renamed], ids=lambda kind: kind.__name__)
 def test_a_step_has_the_work_that_paper_says(kind: type[Kind], tmp_path: Path) -> None:
     module, batches = kind(), 3 if kind is Accumulating else 1
     options = {"default_root_dir": tmp_path, "accelerator": "cpu", "logger": False, "accumulate_grad_batches": batches}

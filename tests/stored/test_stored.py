@@ -213,9 +213,7 @@ WORDS = {
 
 @pytest.mark.parametrize("stored", [same], indirect=True)
 @pytest.mark.parametrize("file, where", [(file, where) for file, words in WORDS.items() for where in words])
-def test_a_word_of_a_later_version_is_shown(
-    stored: Path, file: str, where: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_of_a_later_version_is_shown(stored: Path, file: str, where: str, capsys: pytest.CaptureFixture[str]):
     run = stored / VERSIONS[-1] / "tiny/version_0"
     content = plain(run / file)
     *path, last = [int(key) if key.isdecimal() else key for key in where.split(".")]

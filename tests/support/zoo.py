@@ -145,32 +145,6 @@ class Masked(Kind):
         return forward, 2 * forward, 2 * up
 
 
-class Metric(Kind):
-    """Distances between all pairs, the hardest of them picked by their values (pytorch-metric-learning)."""
-
-    rows = 30
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(WIDTH, WIDTH)
-
-    def train_dataloader(self) -> Any:
-        return batches(lambda g, i: (torch.randn(self.rows, WIDTH, generator=g), torch.arange(self.rows) % 3))
-
-    def loss(self, batch: Any) -> Tensor:
-        points, labels = self.embed(batch[0]), batch[1]
-        apart = torch.cdist(points, points)
-        same = labels[:, None] == labels[None]
-        hardest = apart.detach().masked_fill(~same, 0).argmax(1)
-        nearest = apart.detach().masked_fill(same, 1e9).argmin(1)
-        index = torch.arange(self.rows)
-        return F.relu(apart[index, hardest] - apart[index, nearest] + 0.1).mean()
-
-    def paper(self, step: int) -> Paper:
-        pairs = mm(self.rows, WIDTH, self.rows)
-        return mm(self.rows) + pairs, 2 * pairs + mm(self.rows), 0
-
-
 class Closures(Kind):
     """LBFGS calls the step as often as it likes."""
 
@@ -210,15 +184,20 @@ class Differentiated(Kind):
         return 2 * one, one + 5 * one, 0
 
 
-class Accumulating(Kind):
-    """Three batches a step, each in two optimizers' phases."""
-
+class OneLayer(Kind):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def loss(self, batch: Tensor) -> Tensor:
         return self.layer(batch).square().mean()
+
+    def paper(self, step: int) -> Paper:
+        return mm(ROWS), mm(ROWS), 0
+
+
+class Accumulating(OneLayer):
+    """Three batches a step, each in two optimizers' phases."""
 
     def paper(self, step: int) -> Paper:
         return 3 * mm(ROWS), 3 * mm(ROWS), 0
@@ -264,6 +243,4 @@ class CompiledWithValues(Compiled):
         return super().loss(batch) * (1.0 if batch.sum().item() > 0 else 2.0)
 
 
-KINDS: list[type[Kind]] = [
-    GAN, Contrastive, Masked, Metric, Closures, Differentiated, Accumulating,
-]  # fmt: skip
+KINDS: list[type[Kind]] = [GAN, Contrastive, Masked, Closures, Differentiated, Accumulating]

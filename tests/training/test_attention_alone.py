@@ -72,9 +72,7 @@ class Passes(Callback):
         module.filler.fill_(1)
 
 
-def test_the_cache_is_flushed_before_each_pass_and_in_none(
-    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_is_flushed_between_passes(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention_alone, "FILLER_BYTES", 64)
     watch = Passes()
     module = AttentionAlone(d_model=D, flush_cache=True)

@@ -74,8 +74,6 @@ def test_a_wrapper_gets_its_options_with_a_dtype_for_its_name(dtype_name: str) -
         (["--model.shard_optimizer_states=true", "--trainer.devices=1"], "model.shard_optimizer_states"),
     ],
 )
-def test_what_cannot_train_is_refused_before_it_begins(
-    options: list[str], subject: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_train_is_refused_beforehand(options: list[str], subject: str, capfd: pytest.CaptureFixture[str]):
     assert main(["fit", "--config=demo", "--trainer.accelerator=cpu", "--trainer.devices=2", *options]) == 2
     assert capfd.readouterr().err.startswith(f"lm_profiler: {subject}: ")

@@ -86,9 +86,7 @@ def test_the_vocabulary_is_the_modules(make_trainer: Callable[..., Trainer], tin
     assert seen == set(range(vocab_size))
 
 
-def test_data_that_do_not_fit_the_module_are_refused_before_it_runs(
-    make_trainer: Callable[..., Trainer], tiny: dict[str, Any]
-) -> None:
+def test_data_that_do_not_fit_the_module_are_refused_first(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]):
     with pytest.raises(ValueError, match=r"^data: .*BoringModel.*vocab_size"):
         make_trainer().fit(BoringModel(), datamodule=FakeTokens())
     module = LanguageModel(**tiny)

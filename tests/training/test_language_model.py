@@ -95,9 +95,7 @@ def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Ma
     torch.testing.assert_close(seen["validate"][0], expected.detach())
 
 
-def test_without_an_optimizer_no_weight_moves_and_gradients_accumulate(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_without_an_optimizer_no_weight_moves_and_gradients_accumulate(make_trainer: Make, tiny: dict[str, Any]):
     """Also with clipping. Weights that validation has made stay those of the fit."""
     module = Watched(**tiny, optimizer="none")
     make_trainer(1).validate(module, datamodule=data(), verbose=False)
@@ -141,9 +139,7 @@ def test_fused_is_chosen_where_lightning_allows_it(
     assert trainer.global_step == 2
 
 
-def test_a_compiled_model_trains_to_the_same_losses(
-    make_trainer: Make, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_model_has_equal_losses(make_trainer: Make, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     modes, real = [], torch.compile
 
     def compile_eagerly(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:

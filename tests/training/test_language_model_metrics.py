@@ -30,9 +30,7 @@ def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer
 
 
 @pytest.mark.parametrize("verb, stage", [("validate", "val"), ("test", "test")])
-def test_an_evaluation_logs_them_over_all_of_its_batches(
-    verb: str, stage: str, make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_an_evaluation_logs_them_over_all_its_batches(verb: str, stage: str, make_trainer: Make, tiny: dict[str, Any]):
     module = LanguageModel(**tiny, metrics=True)
     losses: list[float] = []
     step = getattr(module, f"{verb.replace('validate', 'validation')}_step")

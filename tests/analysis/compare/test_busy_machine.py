@@ -40,9 +40,7 @@ def busy_runs(rng: np.random.Generator, name: str, runs: int, scale: float, most
     [(0.3, 3, ASSUMED_SPREAD), (0.8, 1, ASSUMED_SPREAD), (0.8, 1, ProcessSpread(0.005, 4))],
     ids=["three runs", "one run", "one run, and a calm machine's spread, which is not believed"],
 )
-def test_runs_that_differ_in_load_alone_are_seldom_called_different(
-    most_missed: float, runs: int, spread: ProcessSpread
-) -> None:
+def test_runs_under_unlike_load_are_seldom_called_different(most_missed: float, runs: int, spread: ProcessSpread):
     rng = np.random.default_rng(39)
     words = []
     for _ in range(50):

@@ -137,9 +137,7 @@ def test_each_owner_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path
     assert [(each.owner, each.action) for each in owned(profiler).actions][-1] == (OURS, "on_train_batch_end")
 
 
-def test_parts_add_up_to_the_nanosecond_where_every_look_at_the_clock_takes_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_add_up_to_the_nanosecond_where_each_look_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(known_loop, "CLOCK", Ticking())
     profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=4))
     shares = {each.name: each.seconds for each in owned(profiler).actions}

@@ -99,9 +99,7 @@ def test_accumulation_adds_up_batches_and_an_evaluation_reads_weights_and_inputs
     assert floors["optimizer"].bytes == 14 * WEIGHT + 16
 
 
-def test_where_nothing_but_times_is_asked_for_no_process_is_started(
-    tmp_path: Path, counted_apart: CountedApart
-) -> None:
+def test_where_nothing_but_times_is_asked_for_no_process_is_started(tmp_path: Path, counted_apart: CountedApart):
     profiler = instruments(1, 3, actions=3, log_dir=tmp_path)
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
     assert (profiler.record.floors, profiler.record.notes, counted_apart.asked) == ({}, [], [])
@@ -204,9 +202,7 @@ WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 
         (SingleDeviceStrategy, 2, {**dict.fromkeys(WHOLE), "forward": 15}),  # which of them stepped is unknown
     ],
 )
-def test_a_rank_knows_the_bytes_of_what_it_holds(
-    kind: type[Strategy], optimizers: int, known_bytes: dict[str, int | None]
-) -> None:
+def test_a_rank_knows_the_bytes_that_it_has(kind: type[Strategy], optimizers: int, known_bytes: dict[str, int | None]):
     trainer = trainer_of(kind, optimizers=optimizers)
     assert known(trainer) == known_bytes
     if kind is DDPStrategy:

@@ -138,9 +138,7 @@ def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ends_after, traced", [(4, None), (5, 1)])
-def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(
-    ends_after: int, traced: int | None, tmp_path: Path
-) -> None:
+def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(ends_after: int, traced: int | None, tmp_path: Path):
     """After 3 steps tracing begins: one to warm up, and two."""
     profiler = instruments(1, 2, trace=2)
     trainer_with([profiler], tmp_path, max_steps=ends_after).fit(BoringModel())

@@ -31,9 +31,7 @@ AUTOMATIC = MANUAL | {"clip"}
         (BoringModel, "predict", EVALUATED),
     ],
 )
-def test_every_verb_is_measured_phase_by_phase_and_ended(
-    make: Any, verb: Verb, marked: set[str], tmp_path: Path
-) -> None:
+def test_every_verb_is_measured_phase_by_phase_and_ended(make: Any, verb: Verb, marked: set[str], tmp_path: Path):
     profiler = instruments(1, 3, memory=1, trace=1, actions=3, verb=verb)
     trainer: Any = trainer_with([profiler], tmp_path, make=pl.Trainer)
     before = trainer.profiler

@@ -171,9 +171,7 @@ def same_kind(value: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of sums beyond what a float holds
 @pytest.mark.parametrize("name, options, rounds", [(EVIDENCE_FILE, ["--again"], 40), (STATUS, [], 80)])
-def test_odd_evidence_and_a_watched_runs_odd_status_are_shown_or_told(
-    logs: Path, name: str, options: list[str], rounds: int
-) -> None:
+def test_odd_evidence_and_an_odd_status_are_shown_or_told(logs: Path, name: str, options: list[str], rounds: int):
     folder = logs / "middle"
     record = read_run(folder)
     shared = {field: getattr(record, field) for field in Evidence.__dataclass_fields__ if hasattr(record, field)}

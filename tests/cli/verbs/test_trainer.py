@@ -338,9 +338,7 @@ def test_help_lists_what_people_use_first_on_one_screen(capsys: pytest.CaptureFi
     ],
     ids=["alone", "options of the line and a file of ours before it", "an option of its own before it"],
 )
-def test_ones_own_class_has_its_own_defaults_for_names_of_ours(
-    line: list[str], model: dict[str, int], data: dict[str, int], here: Path
-) -> None:
+def test_ones_own_class_has_its_own_defaults(line: list[str], model: dict[str, int], data: dict[str, int], here: Path):
     stages = ["--stages.warmup_steps=0", "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
     assert main(["fit", *line, "--model=alike.Model", "--data=alike.Data", *stages]) == 0
     given = sys.modules["alike"].GIVEN
