@@ -172,7 +172,7 @@ FindingName = Literal[
     "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
     "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "scores", "looped", "gathered", "copied", "weightless",
+    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work",
 ]  # fmt: skip
 
 
@@ -290,7 +290,7 @@ NeedlessReason = Literal[
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor
-    "weightless",  # a costly function uses no weights of the model
+    "side_work",  # a costly place of the program runs no layers
 ]
 
 

@@ -24,8 +24,8 @@ from lm_profiler.analysis.dataflow.repeats import (
     longest_line,
     repeated_calls,
 )
+from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
-from lm_profiler.analysis.dataflow.weightless import calls_without_weights
 from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
@@ -46,6 +46,8 @@ _FACTORIZING = (
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
 _LOOPED = "looped"  # the reason that is about small calls
+# the reason that is about a place: its calls may have another reason, too
+_SIDE_WORK: NeedlessReason = "side_work"
 # of the time of the step's operators: a reason with less is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -66,7 +68,8 @@ def needless_operators(
         new_shares = {}
         for number, share in shares.items():
             is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
-            if is_large and number not in seen:
+            is_new = reason == _SIDE_WORK or number not in seen
+            if is_large and is_new:
                 new_shares[number] = share
         seen.update(new_shares)
         needless_s = sum(
@@ -115,8 +118,8 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
-    weightless, main_line = calls_without_weights(step)
-    yield "weightless", dict.fromkeys(weightless, 1.0), main_line
+    side_calls, main_line = side_work(step)
+    yield _SIDE_WORK, dict.fromkeys(side_calls, 1.0), main_line
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:
@@ -144,6 +147,7 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
     """
     if liveness is None:
         return []
+    needed = liveness.needed
     # storages of the outputs of such layers, and of what was computed from them
     layer_storages: set[int] = set()
     found = []
@@ -156,7 +160,10 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
         if is_trained_layer or consumes_output:
             layer_storages.update(call.writes)
         elif call.phase in (_FORWARD, _BACKWARD):
-            found.append(number)
+            # a loss itself is only read, but it has to be computed for its gradients
+            has_gradients = not needed.isdisjoint(step.backward_of.get(number, ()))
+            if not has_gradients:
+                found.append(number)
     return found
 
 

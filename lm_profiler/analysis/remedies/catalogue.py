@@ -755,9 +755,9 @@ def _copied_text(finding: Finding, settings: Settings) -> str:
     )
 
 
-def _weightless_text(finding: Finding, settings: Settings) -> str:
+def _side_work_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Compute less in {_code(finding)}, or less often: its operators use no weights of the model (costliest: "
+        f"Compute less in {_code(finding)}, or less often: it runs no layers with trained weights (costliest operator: "
         f"{finding.what})."
     )
 
@@ -845,7 +845,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("looped", _looped_text, likely_share=0.8),
     Remedy("gathered", _gathered_text, likely_share=0.8),
     Remedy("copied", _copied_text, likely_share=0.6),
-    Remedy("weightless", _weightless_text, likely_share=0.6),
+    Remedy("side_work", _side_work_text, likely_share=0.6),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",

@@ -227,6 +227,27 @@ def costly_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels) + penalty(hidden)
 
 
+def costly_line(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The function has layers, the line has none."""
+    gate = hidden.softmax(0).softmax(1).softmax(0).softmax(1).softmax(0).softmax(1).softmax(0).softmax(1)  # here
+    return plain(step, hidden + gate, labels)
+
+
+def norms_of_weights(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    norm = torch.zeros(())
+    for weight in step.net.block.parameters():
+        norm = norm + weight.exp().log().pow(2).sum()  # here
+    return plain(step, hidden, labels) + norm
+
+
+def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first, _, _, last = step.net.block
+    weight = torch.ones(WIDTH, WIDTH)  # frozen
+    for _ in range(4):
+        weight = weight + 2.0 * (first.weight @ last.weight)  # here
+    return plain(step, hidden @ weight, labels)
+
+
 @pytest.mark.parametrize(
     "plant, reason, phase",
     [
@@ -249,7 +270,10 @@ def costly_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (loop_over_samples, "looped", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (permuted_copies, "copied", "forward"),
-        (costly_penalty, "weightless", "backward"),
+        (costly_penalty, "side_work", "backward"),
+        (costly_line, "side_work", "backward"),
+        (norms_of_weights, "side_work", "backward"),
+        (adapted_weight, "side_work", "backward"),
     ],
 )
 def test_what_is_needless_has_its_reason_and_its_line(
@@ -360,6 +384,11 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 )  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []
+
+
+def test_a_loss_is_not_a_figure_that_only_python_reads() -> None:
+    reasons = [found.reason for found in Step().needless(norms_of_weights)]
+    assert "figures" not in reasons
 
 
 def test_what_is_kept_is_not_unused() -> None:

@@ -1,0 +1,113 @@
+"""Finds the costliest place of the program that computes without layers: a loss, a regulariser, augmentation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
+
+_FORWARD = "forward"
+# operators of layers that are no matrix products
+_LAYERS = (
+    "aten::embedding",
+    "aten::_embedding_bag",
+    "aten::convolution",
+    "aten::native_layer_norm",
+    "aten::native_batch_norm",
+    "aten::native_group_norm",
+    "aten::_fused_rms_norm",
+    "aten::mkldnn_rnn_layer",
+)
+# the largest share of a place's time in layers
+_MOST_IN_LAYERS = 0.05
+# the smallest share of the time of all operators that a place must have
+_LEAST_SHARE = 0.15
+_WHOLE_FUNCTION = 0  # in place of the number of a line
+
+
+def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
+    """Return the calls of the costliest place without layers (and of their backward passes), and its main line.
+
+    A place is a line or a function, with all that it calls. Nothing is returned if the place takes less than 15 % of
+    the time of all operators.
+    """
+    layers = _calls_of_layers(step)
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    seconds_in_layers: defaultdict[CodeLine, float] = defaultdict(float)
+    places_by_call: dict[int, list[CodeLine]] = {}
+    for number, call in enumerate(step.calls):
+        if call.phase != _FORWARD:
+            continue
+        places_by_call[number] = _places_of(call)
+        related_s = _seconds_with_backward(step, number)
+        for place in places_by_call[number]:
+            seconds[place] += related_s
+            if number in layers:
+                seconds_in_layers[place] += related_s
+
+    calls_by_place: defaultdict[CodeLine, list[int]] = defaultdict(list)
+    for number, places in places_by_call.items():
+        # each call counts for the outermost place without layers
+        for place in places:
+            if seconds_in_layers[place] <= _MOST_IN_LAYERS * seconds[place]:
+                calls_by_place[place].append(number)
+                break
+    costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
+    least_s = _LEAST_SHARE * sum(step.phase_s.values())
+    if costliest is None or seconds[costliest] < least_s:
+        return [], None
+    calls: list[int] = []
+    for number in calls_by_place[costliest]:
+        calls += step.with_backward(number)
+    if costliest.line == _WHOLE_FUNCTION:
+        return calls, _main_line(step, costliest, calls_by_place[costliest])
+    return calls, costliest
+
+
+def _calls_of_layers(step: StepCalls) -> Collection[int]:
+    """Return the calls of forward that apply trained weights, or what was computed of them alone, to something else."""
+    layers: set[int] = set()
+    weights = set(step.trained)  # storages
+    written: set[int] = set()
+    for number, call in enumerate(step.calls):
+        if call.phase != _FORWARD:
+            continue
+        reads_weights = not weights.isdisjoint(call.reads)
+        if call.product is not None:
+            left_is_weight = call.product.left.storage in weights
+            right_is_weight = call.product.right.storage in weights
+            if left_is_weight != right_is_weight:
+                layers.add(number)
+            elif left_is_weight:
+                weights.update(call.writes)
+        elif reads_weights and call.name in _LAYERS:
+            layers.add(number)
+        elif reads_weights and written.isdisjoint(set(call.reads) - weights):
+            # computed of weights and of what is the same in each step, such as a frozen weight that is adapted
+            weights.update(call.writes)
+        written.update(call.writes)
+    return layers
+
+
+def _places_of(call: OperatorCall) -> list[CodeLine]:
+    """Return the functions and lines that led to a call, the outermost first."""
+    places: list[CodeLine] = []
+    for line in call.lines:
+        places += [CodeLine(line.file, _WHOLE_FUNCTION, line.function), line]
+    return list(dict.fromkeys(places))
+
+
+def _main_line(step: StepCalls, function: CodeLine, numbers: Iterable[int]) -> CodeLine:
+    """Return the line of ``function`` that led to most of the seconds of its calls ``numbers``."""
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    for number in numbers:
+        for line in step.calls[number].lines:
+            if (line.file, line.function) == (function.file, function.function):
+                seconds[line] += _seconds_with_backward(step, number)
+    return max(seconds, key=seconds.__getitem__)
+
+
+def _seconds_with_backward(step: StepCalls, number: int) -> float:
+    """Return the seconds of a call and of those of its backward pass."""
+    return sum(step.calls[related].seconds for related in step.with_backward(number))
