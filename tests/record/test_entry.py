@@ -45,26 +45,6 @@ def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Pat
     assert found.problems == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b'{"schema_version": 1, "name"', id="truncated"),
-        pytest.param(b'{"nodes": [1, 2]}', id="foreign"),
-        pytest.param(b"[]", id="no object"),
-        pytest.param(b"\xff\xfe\x00{", id="not text"),
-    ],
-)
-def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, content: bytes):
-    good = write(tmp_path / "good", STEPS)
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "run.json").write_bytes(content)
-    found = collect([tmp_path])
-    assert [entry.folder for entry in found.entries] == [good]
-    [problem] = found.problems
-    assert str(tmp_path / "bad" / "run.json") in problem
-
-
 def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Path):
     path = write(tmp_path / "run", STEPS) / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))

@@ -63,17 +63,6 @@ def test_it_trains_in_every_precision(precision: str, make_trainer: Make, tiny: 
     }
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_the_next_token(tiny: dict[str, Any]) -> None:
-    module = LanguageModel(**tiny).double()
-    module.configure_model()
-    module.double()
-    batch = next(iter(data(vocab_size=50).train_dataloader()))
-    probabilities = module(batch[0]).softmax(-1)
-    by_hand = [-probabilities[b, t, batch[1][b, t]].log() for b in range(2) for t in range(12)]
-    torch.testing.assert_close(module.training_step(batch, 0), torch.stack(by_hand).mean())
-    assert module.tokens_in(batch) == 24
-
-
 def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Make, tiny: dict[str, Any]) -> None:
     seen: dict[str, list[Tensor]] = {"validate": [], "test": []}
 
