@@ -276,6 +276,30 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     return Product(flops, dtype, batch=batch, m=m, n=n, k=k)
 
 
+# The position of the argument for a causal mask in each operator of fused attention, by torch's schemas. It is the flag
+# `is_causal`, or an integer `custom_mask_type` (`_efficient_attention_*`).
+_CAUSAL_ARGUMENTS = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_fused_attention_overrideable": 5,
+    "_scaled_dot_product_fused_attention_overrideable_backward": 13,
+    "_flash_attention_forward": 8,
+    "_flash_attention_backward": 11,
+    "_efficient_attention_forward": 9,
+    "_efficient_attention_backward": 14,
+    "_cudnn_attention_forward": 10,
+    "_cudnn_attention_backward": 14,
+}
+# `is_causal`, or the mask types that are causal: 1 aligns the mask to the top left corner, 2 to the bottom right one
+_CAUSAL_VALUES = ("True", "1", "2")
+
+
 def _attention_product(
     base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs
 ) -> Product | None:
@@ -285,6 +309,7 @@ def _attention_product(
     dimension].
     """
     is_backward = "backward" in base_name
+    # the first input of a backward operator is the gradient of attention's output
     factors = shapes[1:4] if is_backward else shapes[:3]
     if [len(shape) for shape in factors] != [4, 4, 4]:
         return None
@@ -293,7 +318,14 @@ def _attention_product(
     flops = 2 * prod(q[:3]) * k[time_dimension] * (q[3] + v[3])
     if is_backward:
         flops *= 2
-    is_causal = "True" in inputs.values
-    if is_causal:  # fused kernels leave out the blocks that are masked
-        flops //= 2
+    if _is_causal(base_name, inputs.values):
+        flops //= 2  # fused kernels leave out the blocks that are masked
     return Product(flops, dtype)
+
+
+def _is_causal(base_name: str, values: Sequence[str]) -> bool:
+    """Return whether a call of fused attention has a causal mask; an unknown operator counts as having none."""
+    position = _CAUSAL_ARGUMENTS.get(base_name)
+    if position is None or position >= len(values):
+        return False
+    return values[position] in _CAUSAL_VALUES

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from lm_profiler.analysis.trace.kinds import operator_kind
 from lm_profiler.analysis.trace.packed_trace import Inputs, PackedTrace
 from lm_profiler.analysis.why.operators import Lists, is_cut, least_bytes, product_of
 
@@ -123,3 +124,29 @@ def test_causal_attention_is_half_and_its_backward_pass_twice(tmp_path: Path) ->
     backward = product_of(f"{name}_backward", traced(both, f"{name}_backward", tmp_path))
     whole = product_of(name, traced(attention, name, tmp_path))
     assert (2 * forward.flops, backward.flops) == (whole.flops, whole.flops)
+
+
+def fused_attention_schemas() -> list[Any]:
+    """The schemas of torch's operators that are shown as attention, without overloads for quantized factors."""
+    schemas = []
+    for schema in torch._C._jit_get_all_schemas():
+        names = {argument.name for argument in schema.arguments}
+        is_attention = operator_kind(schema.name) == "attention" and names & {"is_causal", "custom_mask_type"}
+        if is_attention and not schema.overload_name and not schema.name.endswith("_inplace"):
+            schemas.append(schema)
+    return sorted(schemas, key=lambda schema: schema.name)
+
+
+@pytest.mark.parametrize("schema", fused_attention_schemas(), ids=lambda schema: schema.name)
+def test_only_the_argument_for_a_causal_mask_halves_attention(schema: Any) -> None:
+    """Other flags, such as ``compute_log_sumexp``, are True in training."""
+
+    def flops(causal: bool) -> int:
+        mask = {"is_causal": str(causal), "custom_mask_type": "1" if causal else "0"}
+        values = []
+        for argument in schema.arguments:
+            other = "True" if str(argument.type) == "bool" else "2"
+            values.append(mask.get(argument.name, other))
+        return product_of(schema.name, Inputs([[2, 4, 16, 8]] * 4, ["float"] * 4, values)).flops
+
+    assert flops(causal=False) == 2 * flops(causal=True)
