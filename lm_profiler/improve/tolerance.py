@@ -280,21 +280,24 @@ class SizeDifference:
 def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
     """Return the sizes of a step of ``a`` and of ``b`` if they differ.
 
-    The unit is samples, else tokens. If neither was counted in the batches of both runs, the options give it.
+    Sizes that were counted in the batches of both runs are compared in samples, then in tokens: the first unit in which
+    they differ is returned. If no unit was counted in both, the runs' options are compared in samples, or in batches
+    if the number of samples per batch is unknown.
     """
     counted_a = _counted_sizes(a)
     counted_b = _counted_sizes(b)
     counted_units = [unit for unit in counted_a if unit in counted_b]
     if counted_units:
-        return _difference_in(counted_units, counted_a, counted_b)
+        return _first_difference(counted_units, counted_a, counted_b)
     configured_a = _configured_sizes(a)
     configured_b = _configured_sizes(b)
-    configured_units = [unit for unit in configured_a if unit in configured_b]
-    # The first unit is samples if both runs have them. Then the number of batches may differ.
-    return _difference_in(configured_units[:1], configured_a, configured_b)
+    # With equal samples per step, a different number of batches is no difference.
+    has_samples = "samples" in configured_a and "samples" in configured_b
+    configured_unit = "samples" if has_samples else "batches"
+    return _first_difference([configured_unit], configured_a, configured_b)
 
 
-def _difference_in(
+def _first_difference(
     units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
 ) -> SizeDifference | None:
     """Return the sizes in the first of ``units`` in which they differ; None if they differ in none."""

@@ -115,7 +115,7 @@ class TransformerConfig:
         expect(
             self.architecture == "llama",
             "num_experts",
-            "0 for this architecture (gpt2)",
+            f"0 for this architecture ({self.architecture})",
             self.num_experts,
         )
         can_choose = 1 <= self.experts_per_token <= self.num_experts
@@ -128,7 +128,7 @@ class TransformerConfig:
         expect(
             self.architecture == "llama",
             "fp8",
-            "false for this architecture (gpt2)",
+            f"false for this architecture ({self.architecture})",
             self.fp8,
         )
         widths = {
