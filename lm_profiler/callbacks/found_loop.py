@@ -82,7 +82,7 @@ def facts_of_transformers(trainer: Any) -> FrameworkFacts:
 
 
 def facts_of_accelerator(accelerator: Any) -> FrameworkFacts:
-    """Return what accelerate records about its loop."""
+    """Return device, rank, world size and precision, as the ``accelerator`` of Hugging Face Accelerate states them."""
     return FrameworkFacts(
         kind="accelerate",
         device=accelerator.device,

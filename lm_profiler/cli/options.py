@@ -327,7 +327,10 @@ class OptionsReader(Generic[T]):
         return line
 
     def _add_option(self, option: Option, line: _ClassifiedWords) -> None:
-        """Add an option to the list of ``line`` to which it belongs; raise UsageError if it does not exist."""
+        """Add an option to the field of ``line`` for its kind; raise UsageError if it does not exist.
+
+        The kinds are positional words, the file, mappings, options of fit, and words for the parser.
+        """
         name = option.name
         if not name:
             line.positional.append(option.value)

@@ -1,4 +1,4 @@
-"""The options of the Trainer's verbs: LightningCLI parses them here, without building anything; help and errors."""
+"""Parses the options of the Trainer's verbs with LightningCLI, without building anything; makes help and messages."""
 
 from __future__ import annotations
 

@@ -200,7 +200,10 @@ def time_collectives() -> None:
 def read_timed_ring(
     arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep
 ) -> None:
-    """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
+    """Read torch's flight recorder (a ring buffer of collectives) once the durations of new entries are known.
+
+    After two seconds it is read in any case. The device must be idle.
+    """
     for _ in range(round(_PATIENCE_S / _RETRY_S)):
         fresh = (
             entry

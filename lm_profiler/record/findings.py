@@ -15,28 +15,40 @@ class OutOfMemory(Part):
     """The figures of an out-of-memory error, in bytes, precise to two decimals; None if it does not report one."""
 
     requested: int | None = figure(
-        "requested", "GiB", "asked for, as the error reports", "oom_requested_bytes"
+        "requested",
+        "GiB",
+        "memory that was requested when memory ran out, by the error message",
+        "oom_requested_bytes",
     )
     free: int | None = figure(
-        "free", "GiB", "free on the device, as the error reports", "oom_free_bytes"
+        "free",
+        "GiB",
+        "memory of the device that was free, by the error message",
+        "oom_free_bytes",
     )
     total: int | None = figure(
-        "total", "GiB", "the device's memory, as the error reports", "oom_total_bytes"
+        "total",
+        "GiB",
+        "total memory of the device, by the error message",
+        "oom_total_bytes",
     )
     allocated: int | None = figure(
         "allocated",
         "GiB",
-        "in use by tensors, as the error reports",
+        "memory that tensors used, by the error message",
         "oom_allocated_bytes",
     )
     fragmented: int | None = figure(
         "fragmented",
         "GiB",
-        "reserved but not in use, as the error reports",
+        "memory that the allocator had reserved but did not use, by the error message",
         "oom_fragmented_bytes",
     )
     allowed: int | None = figure(
-        "allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes"
+        "allowed",
+        "GiB",
+        "limit that was set for the process, below the memory of the device",
+        "oom_allowed_bytes",
     )
 
 
@@ -45,7 +57,10 @@ class Failure(Part):
 
     phase: str  # a phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed
     step: int | None = figure(
-        "failed at step", "count", "the step in which the run died", "failed_step"
+        "failed at step",
+        "count",
+        "number of the step in which the run died",
+        "failed_step",
     )
     type: str
     message: str
@@ -55,12 +70,16 @@ class Failure(Part):
     rank: int | None = figure(
         "failed on rank",
         "count",
-        "whose failure ended the others",
+        "rank whose failure ended the other ranks too",
         "failed_rank",
         default=None,
     )
     host: str | None = figure(
-        "failed on host", "text", "that rank's machine", "failed_host", default=None
+        "failed on host",
+        "text",
+        "host of the rank that failed",
+        "failed_host",
+        default=None,
     )
 
     @property
@@ -80,14 +99,22 @@ class NumericsKind(Part):
     """The dtypes of all modules of one class; ``gradient_error`` is None without gradients, or with infinite ones."""
 
     kind: str = figure("class", "text", "class of the modules")
-    modules: int = figure("modules", "count", "how many there are")
+    modules: int = figure("modules", "count", "number of modules of the class")
     parameters: list[str] = figure(
-        "parameters", "text", "dtypes of their own parameters"
+        "parameters",
+        "text",
+        "dtypes of the parameters that belong directly to modules of the class",
     )
-    outputs: list[str] = figure("outputs", "text", "dtypes of their outputs")
-    gradients: list[str] = figure("gradients", "text", "dtypes of their gradients")
+    outputs: list[str] = figure(
+        "outputs", "text", "dtypes of the outputs of modules of the class"
+    )
+    gradients: list[str] = figure(
+        "gradients", "text", "dtypes of the gradients of parameters of the class"
+    )
     gradient_error: float | None = figure(
-        "gradients off by", "error", "norm of the difference to float32 / its norm"
+        "gradients off by",
+        "error",
+        "norm of the difference between the gradients and those in float32, divided by the norm in float32",
     )
 
 
@@ -99,32 +126,42 @@ class NumericsFacts(Part):
     """
 
     loss: float | None = figure(
-        "loss", "loss", "loss of the first batch, in the run's precision", "audit_loss"
+        "loss", "loss", "loss of the first batch in the run's precision", "audit_loss"
     )
     loss_dtype: str | None = figure(
-        "dtype of the loss", "text", "dtype in which the step returns it", default=None
+        "dtype of the loss",
+        "text",
+        "dtype of the loss that the step returns",
+        default=None,
     )
     reference_loss: float | None = figure(
-        "loss in float32", "loss", "of the same batch", "audit_float32_loss"
+        "loss in float32",
+        "loss",
+        "loss of the first batch in float32",
+        "audit_float32_loss",
     )
     output_error: float | None = figure(
-        "output off by", "error", "norm of the difference to float32 / its norm"
+        "output off by",
+        "error",
+        "norm of the difference between the model's output and that in float32, divided by the norm in float32",
     )
     gradient_error: float | None = figure(
-        "gradients off by", "error", "norm of the difference to float32 / its norm"
+        "gradients off by",
+        "error",
+        "norm of the difference between the gradients and those in float32, divided by the norm in float32",
     )
     kinds: list[NumericsKind]
     losses: list[float | None] = figure(
         "loss",
         "loss",
-        "of each of the first steps",
+        "loss of each of the first steps",
         "numerics_losses",
         default_factory=list,
     )
     gradient_norms: list[float | None] = figure(
         "norm of the gradients",
         "loss",
-        "in each of the first steps",
+        "norm of the gradients in each of the first steps",
         "numerics_gradient_norms",
         default_factory=list,
     )
@@ -185,28 +222,40 @@ class Finding(Part):
     saves_s: float = figure(
         "could save",
         "ms",
-        "of a step and the time after it",
+        "estimate of the time that could be saved per step, time between steps included",
         interval=("low_s", "high_s"),
     )
-    share: float = figure("share", "%", "share of the step")
+    share: float = figure(
+        "share", "%", "time that could be saved, as a share of the step"
+    )
     low_s: float | None = figure(
         "from",
         "ms",
-        "lower end of the 95 % interval of the possible saving",
+        "lower end of the 95 % interval of the time that could be saved",
         default=None,
     )
     high_s: float | None = figure(
         "to",
         "ms",
-        "upper end of that interval: the most that it could save",
+        "upper end of the 95 % interval of the time that could be saved: the most that can be expected",
         default=None,
     )
     may: bool = False  # whether a change helps is not known without trying it
-    phase: str | None = figure("phase", "text", "where in the step", default=None)
-    owner: str | None = figure("owner", "text", "whose code", default=None)
-    file: str | None = figure("file", "text", "of that code", default=None)
-    line: int | None = figure("line", "count", "its number", default=None)
-    what: str | None = figure("what", "text", "kind of activity", default=None)
+    phase: str | None = figure(
+        "phase", "text", "phase of the step in which the time is spent", default=None
+    )
+    owner: str | None = figure(
+        "owner", "text", "class or package whose code takes the time", default=None
+    )
+    file: str | None = figure(
+        "file", "text", "file of the code that takes the time", default=None
+    )
+    line: int | None = figure(
+        "line", "count", "number of the line that takes the time", default=None
+    )
+    what: str | None = figure(
+        "what", "text", "kind of activity that takes the time", default=None
+    )
     facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence
 
 
@@ -221,13 +270,15 @@ class Contributor(Part):
     """A part of a term's time, with phrases in ``detail`` separated by "; ". None means unknown, or none."""
 
     module: str | None = figure(
-        "module", "text", "path, with * for the indices of equal layers"
+        "module", "text", "path of the module, with * for the indices of equal layers"
     )
-    what: str = figure("what", "text", "operator or kernel, or a description")
-    count: float = figure("times", "count", "how often in a step")
-    seconds: float = figure("time", "ms", "of one step")
+    what: str = figure(
+        "what", "text", "operator or kernel that takes the time, or a description of it"
+    )
+    count: float = figure("times", "count", "how often it runs in a step")
+    seconds: float = figure("time", "ms", "time that it takes in a step")
     detail: str | None = figure(
-        "detail", "text", "reason why it took so long, if known", default=None
+        "detail", "text", "reason why it took that long, if known", default=None
     )
 
 
@@ -237,19 +288,24 @@ class Term(Part):
     No ends: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
     """
 
-    name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
-    seconds: float = figure("time", "ms", "time that it adds to the step")
+    name: Annotated[TermName, Newer] = figure(
+        "term", "text", "kind of time in the waterfall of the step"
+    )
+    seconds: float = figure("time", "ms", "time that the term adds to the mean step")
     low_s: float | None = figure(
-        "from", "ms", "smallest value from a single traced step", default=None
+        "from", "ms", "smallest time of the term in any traced step", default=None
     )
     high_s: float | None = figure(
-        "to", "ms", "largest value from a single traced step", default=None
+        "to", "ms", "largest time of the term in any traced step", default=None
     )
     at_most_s: float | None = figure(
-        "could save at most", "ms", "ceiling of a saving, never a gain", default=None
+        "could save at most",
+        "ms",
+        "upper limit of what can be saved of the term; what a change really saves may be much less",
+        default=None,
     )
     phases: dict[str, float] = figure(
-        "{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict
+        "{key}", "ms", "time of the term within {key}", keys=PARTS, default_factory=dict
     )
     contributors: list[Contributor] = Field(default_factory=list)
 
@@ -264,13 +320,19 @@ NeedlessKind = Literal[
 class NeedlessWork(Part):
     """Work of a step that may be needless."""
 
-    kind: Annotated[NeedlessKind, Newer] = figure("kind", "text", "why it may be")
-    phase: str = figure("phase", "text", "where in the step")
-    what: str | None = figure(
-        "what", "text", "module, or operator and shapes, if it is about one"
+    kind: Annotated[NeedlessKind, Newer] = figure(
+        "kind", "text", "reason why the work may be needless"
     )
-    count: float = figure("times", "count", "passes, or operators, of a step")
-    seconds: float = figure("time", "ms", "of a step")
+    phase: str = figure("phase", "text", "phase of the step in which the work is done")
+    what: str | None = figure(
+        "what",
+        "text",
+        "module, or operator with its shapes, that does the work, if it is only one",
+    )
+    count: float = figure(
+        "times", "count", "number of passes or operators in a step that may be needless"
+    )
+    seconds: float = figure("time", "ms", "time of the work in a step")
 
 
 # Why operators of a step may be needless; each reason is the name of its finding.
@@ -298,22 +360,32 @@ class NeedlessOperators(Part):
     """Operators of one step that may be needless for one reason, with the program's line to look at."""
 
     reason: Annotated[NeedlessReason, Newer] = figure(
-        "reason", "text", "why they may be needless"
+        "reason", "text", "reason why the operators may be needless"
     )
-    count: int = figure("operators", "count", "how many there are")
-    what: str = figure("what", "text", "operator with most of their time")
+    count: int = figure(
+        "operators", "count", "number of operators that may be needless for this reason"
+    )
+    what: str = figure(
+        "what", "text", "operator that takes most of the time of the needless operators"
+    )
     share: float = figure(
-        "needless", "%", "share of each of them that is needless, at most"
+        "needless",
+        "%",
+        "upper bound of the share of each operator's work that is needless",
     )
     # of the time that the operators of each phase take
     phase_shares: dict[str, float] = figure(
-        "of {key}", "%", "of the operators in {key}", "{key}_share",
+        "of {key}", "%", "share of the time of all operators in {key} that these operators take", "{key}_share",
         keys=PARTS, default_factory=dict,
     )  # fmt: skip
-    file: str | None = figure("file", "text", "of the program", default=None)
-    line: int | None = figure("line", "count", "its number", default=None)
+    file: str | None = figure(
+        "file", "text", "file of the program that calls the operators", default=None
+    )
+    line: int | None = figure(
+        "line", "count", "number of the line that calls the operators", default=None
+    )
     function: str | None = figure(
-        "function", "text", "the function that contains it", default=None
+        "function", "text", "function that contains the line", default=None
     )
 
 
@@ -323,7 +395,7 @@ class Waterfall(Part):
     step_s: float = figure(
         "step taken apart",
         "ms",
-        "mean step, sum of the terms",
+        "mean duration of a measured step, which the terms of the waterfall add up to",
         interval=("ci_low", "ci_high"),
     )
     ci_low: float | None
@@ -331,29 +403,44 @@ class Waterfall(Part):
     step_phases: dict[str, float] = figure(
         "of it in {key}",
         "ms",
-        "of the mean step",
+        "time of {key} in the mean step that the waterfall divides",
         "{key}_s",
         keys=PARTS,
         default_factory=dict,
     )
     source: Annotated[Literal["kernels", "operators"], Newer] = figure(
-        "terms are of", "text", "kernels of the device, or operators"
+        "terms are of",
+        "text",
+        "what the times of the terms come from: kernels of the device, or operators on the host",
     )
     peak_flops_per_s: float = figure(
-        "peak", "TFLOP/s", "FLOP/s per device with which the ideal is computed"
+        "peak",
+        "TFLOP/s",
+        "peak FLOP/s of one device, from which the ideal time is computed",
     )
-    peak_source: str = figure("source of the peak", "text", "where that peak is from")
+    peak_source: str = figure(
+        "source of the peak", "text", "where the figure for the peak comes from"
+    )
     bandwidth_bytes_per_s: float | None = figure(
-        "bandwidth", "GB/s", "bytes/s that a device can move"
+        "bandwidth",
+        "GB/s",
+        "memory bandwidth of one device, from which the time of memory traffic is computed",
     )
     bandwidth_source: str | None = figure(
-        "source of the bandwidth", "text", "where it is from"
+        "source of the bandwidth",
+        "text",
+        "where the figure for the bandwidth comes from",
     )
     clock_share: float | None = figure(
-        "clock held", "%", "SM clock / the clock that the stated peak assumes"
+        "clock held",
+        "%",
+        "clock of the multiprocessors during the run, as a share of the clock for which the peak is stated",
     )
     traced_steps: int | None = figure(
-        "steps traced", "count", "traced steps from which the terms come", default=None
+        "steps traced",
+        "count",
+        "number of traced steps from which the terms are computed",
+        default=None,
     )
     terms: list[Term]
     needless: list[NeedlessWork] = Field(default_factory=list)

@@ -37,11 +37,14 @@ class Numerics(Part):
     loss: float | None = figure(
         "loss off by",
         "error",
-        "difference of the mean loss of the first steps",
+        "relative difference of the mean loss of the first steps, with the change against without it",
         "loss_off",
     )
     gradients: float | None = figure(
-        "gradients off by", "error", "norm of the difference / norm", "gradients_off"
+        "gradients off by",
+        "error",
+        "norm of the difference between the gradients with and without the change, divided by their norm without it",
+        "gradients_off",
     )
     within: bool | None  # whether both are within the tolerance
 
@@ -52,51 +55,83 @@ class Tried(Part):
     Times are scaled to the first setting's tokens or samples. The interval of ``saved_s`` holds at any stop.
     """
 
-    name: str = figure("change", "text", "options that are added to the call")
+    name: str = figure("change", "text", "options that the change adds to the call")
     options: dict[str, str]  # the options of the change, by name without the dashes
     may_change: str | None = figure(
-        "may change", "text", "results that it may change", default=None
+        "may change",
+        "text",
+        "results of training that the change may alter",
+        default=None,
     )
     ceiling_s: float | None = figure(
-        "at most", "ms", "the most that it could save, by the first run", default=None
+        "at most",
+        "ms",
+        "the most that the change could save per step, estimated from the first run",
+        default=None,
     )
-    pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
+    pairs: int = figure(
+        "pairs",
+        "count",
+        "number of pairs of processes, without and with the change, that were compared",
+        default=0,
+    )
     a_s: Positive | None = figure(
-        "step without", "ms", "without it: geometric mean of processes", default=None
+        "step without",
+        "ms",
+        "step time without the change: geometric mean over the processes",
+        default=None,
     )
     b_s: Positive | None = figure(
-        "step with", "ms", "with it: geometric mean of processes", default=None
+        "step with",
+        "ms",
+        "step time with the change: geometric mean over the processes",
+        default=None,
     )
     saved_s: float | None = figure(
         "saved",
         "ms",
-        "the difference, with the interval that decided",
+        "time saved per step, with the interval on which the verdict is based",
         interval=("low_s", "high_s"),
         default=None,
     )
     low_s: float | None = figure(
-        "saved, low", "ms", "an end of that interval", default=None
+        "saved, low",
+        "ms",
+        "lower end of the interval of the time saved per step",
+        default=None,
     )
     high_s: float | None = figure(
-        "saved, high", "ms", "an end of that interval", default=None
+        "saved, high",
+        "ms",
+        "upper end of the interval of the time saved per step",
+        default=None,
     )
     a_bytes: int | None = figure(
         "memory without",
         "bytes",
-        "peak without it: of the device or process",
+        "peak memory without the change: of the device, or of the process on a CPU",
         default=None,
     )
     b_bytes: int | None = figure(
-        "memory with", "bytes", "peak with it: of the device or process", default=None
+        "memory with",
+        "bytes",
+        "peak memory with the change: of the device, or of the process on a CPU",
+        default=None,
     )
     numerics: Numerics | None = None  # None if not checked: only FASTER changes are
     # None while it is being compared
     verdict: Annotated[TriedVerdict, Newer] | None = figure(
-        "verdict", "text", "and whether it was kept", default=None
+        "verdict",
+        "text",
+        "result of the comparison, and whether the change was kept",
+        default=None,
     )
     accepted: bool = False
     why: str | None = figure(
-        "why", "text", "reason, if the verdict alone does not give it", default=None
+        "why",
+        "text",
+        "reason for the verdict, if the verdict alone does not show it",
+        default=None,
     )
 
     @property
@@ -111,35 +146,47 @@ class Final(Part):
     pairs: int = figure(
         "last pairs",
         "count",
-        "pairs of processes that played no part in the choice",
+        "number of fresh pairs of processes, none of which was used to choose the changes",
         "final_pairs",
     )
     first_s: Positive = figure(
         "first step",
         "ms",
-        "of the first setting: geometric mean of processes",
+        "step time with the first setting: geometric mean over the processes",
         "final_first_s",
     )
     final_s: Positive = figure(
-        "final step", "ms", "of the final setting: geometric mean of processes"
+        "final step",
+        "ms",
+        "step time with the final setting: geometric mean over the processes",
     )
     ratio: Positive = figure(
         "times as fast",
         "x",
-        "first step over final step, with its interval",
+        "step time with the first setting divided by that with the final setting, with its 95 % interval",
         "final_ratio",
     )
     low: float = figure(
-        "times as fast, low", "x", "an end of that interval", "final_ratio_low"
+        "times as fast, low",
+        "x",
+        "lower end of the 95 % interval of the speed-up",
+        "final_ratio_low",
     )
     high: float = figure(
-        "times as fast, high", "x", "an end of that interval", "final_ratio_high"
+        "times as fast, high",
+        "x",
+        "upper end of the 95 % interval of the speed-up",
+        "final_ratio_high",
     )
     first_bytes: int | None = figure(
-        "first memory", "bytes", "peak of the first", "final_first_bytes", default=None
+        "first memory",
+        "bytes",
+        "peak memory with the first setting",
+        "final_first_bytes",
+        default=None,
     )
     final_bytes: int | None = figure(
-        "final memory", "bytes", "peak of the final", default=None
+        "final memory", "bytes", "peak memory with the final setting", default=None
     )
 
 
@@ -161,13 +208,16 @@ class ImproveRecord(Part):
     command: str
     verb: Annotated[Verb, Newer] = "fit"
     started: str
-    budget_s: float = figure("budget", "s", "time that all runs may take")
+    budget_s: float = figure("budget", "s", "time that all runs together may take")
     elapsed_s: float = figure(
-        "elapsed", "s", "time that runs took, over all calls that resumed it"
+        "elapsed", "s", "time that runs took, over all calls that continued this search"
     )
     ended: Annotated[Ended, Newer] = "unfinished"
     first_s: float | None = figure(
-        "first run", "ms", "step of the first setting's first run", default=None
+        "first run",
+        "ms",
+        "mean step time in the first run of the first setting",
+        default=None,
     )
     # the options of all accepted changes together; empty if nothing helped
     options: dict[str, str] = Field(default_factory=dict)
@@ -177,7 +227,9 @@ class ImproveRecord(Part):
     left: list[str] = Field(default_factory=list)
     # None if nothing was accepted, the budget ended before, or too few of its runs succeeded
     final: Final | None = None
-    runs: int = figure("runs", "count", "processes that were started", default=0)
+    runs: int = figure(
+        "runs", "count", "number of processes that were started", default=0
+    )
     # what a reader must know before using the figures
     notes: list[str] = Field(default_factory=list)
 

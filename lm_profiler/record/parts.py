@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-INPUT_PHASES = ("data", "transfer")  # the batch causes all work and waiting in these
+INPUT_PHASES = (
+    "data",
+    "transfer",
+)  # all work and waiting in these phases is for the batch
 PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
 NO_PHASE = "other"  # time outside of phases
-PARTS = (*PHASES, NO_PHASE)  # the parts of a step, which add up to it
+PARTS = (*PHASES, NO_PHASE)  # the parts of a step, whose times add up to its duration
 BETWEEN_STEPS = "between steps"  # time outside of steps, such as a validation
 
 TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step
 
-# the meaning of every time of a run
+# what is timed, by the name of the time
 MEANINGS = {
-    "data": "from the request for a batch until the loop has it",
-    "transfer": "the batch goes to the device",
-    "forward": "training_step (or validation_step, test_step, predict_step)",
-    "zero_grad": "gradients are cleared",
-    "backward": "backward, without the hooks around it",
-    "clip": "gradient clipping",
-    "optimizer": "the optimizer's own arithmetic",
-    "other": "everything outside the phases: hooks, loggers, schedulers, the loop itself",
-    "step": "from asking for the step's first batch to asking for the next step's",
-    "forward_backward": "forward and backward added up within each step",
+    "data": "time from the request for a batch until the loop has it",
+    "transfer": "time of moving the batch to the device",
+    "forward": "time of training_step (or validation_step, test_step, predict_step)",
+    "zero_grad": "time of clearing the gradients",
+    "backward": "time of the backward pass, without the hooks around it",
+    "clip": "time of gradient clipping",
+    "optimizer": "time of the optimizer's own arithmetic",
+    "other": "time outside the phases: hooks, loggers, schedulers, the loop itself",
+    "step": "time from the request for the step's first batch to the request for the next step's first batch",
+    "forward_backward": "time of forward and backward, added up within each step",
 }
 
 

@@ -41,14 +41,14 @@ _RUN_TAGS = {"step": "step_ms", "forward": "forward_ms", "backward": "backward_m
 
 
 class _Clock(NamedTuple):
-    """How the times on a clock are named."""
+    """The suffixes of the names, titles and meanings of times on one clock."""
 
     name_suffix: str
     title_suffix: str
     meaning_suffix: str
 
 
-# by the field of the record that has the times
+# the clocks, by the name of the record's field that has their times
 _CLOCKS = {
     "time": _Clock(name_suffix="", title_suffix="", meaning_suffix=""),
     "host_time": _Clock(
@@ -60,7 +60,7 @@ _CLOCKS = {
 
 
 class _Statistic(NamedTuple):
-    """A statistic of a part's times over the steps."""
+    """How a statistic of the times over the steps is described and where it is shown."""
 
     words: str
     unit: str
@@ -71,7 +71,9 @@ _STATISTICS = {
     "median": _Statistic(words="median", unit="ms", place=Place.FILE),
     "std": _Statistic(words="standard deviation", unit="ms", place=Place.FILE),
     "cv": _Statistic(
-        words="standard deviation over the mean", unit="%", place=Place.FILE
+        words="coefficient of variation (standard deviation / mean)",
+        unit="%",
+        place=Place.FILE,
     ),
     "p95": _Statistic(words="95th percentile", unit="ms", place=Place.FILE),
     "p5": _Statistic(words="5th percentile", unit="ms", place=Place.ASKED),
@@ -123,7 +125,7 @@ def _mean_time(clock_name: str, part: str) -> Figure:
 
 
 def _spread(clock_name: str, part: str, name: str) -> Figure:
-    """Return the figure of another statistic of ``part`` on a clock."""
+    """Return the figure of the statistic ``name`` (``median``, ``std``, …) of the times of ``part`` on a clock."""
     clock = _CLOCKS[clock_name]
     statistic = _STATISTICS[name]
     short_name = "CV" if name == "cv" else name
@@ -131,7 +133,7 @@ def _spread(clock_name: str, part: str, name: str) -> Figure:
     return Figure(
         f"{WORDS[part]} {short_name}{clock.title_suffix}",
         statistic.unit,
-        f"{statistic.words} of the time of {WORDS[part]}{clock.meaning_suffix}",
+        f"{statistic.words} of the times of {WORDS[part]} over the steps{clock.meaning_suffix}",
         f"{part}{clock.name_suffix}_{name}{unit_suffix}",
         path=f"{clock_name}.{part}.{name}",
         compute=_time_getter(clock_name, part, name),
@@ -150,33 +152,48 @@ HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}
 
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
-    "ideal": ("ideal", "the model's FLOPs at the peak"),
+    "ideal": ("ideal", "time that the model's FLOPs take at the device's peak"),
     "clock": (
         "lower clock",
-        "excess time of the model's FLOPs at the clock that the device held",
+        "additional time of the model's FLOPs because the device ran at a lower clock than the peak assumes",
     ),
     "slow_products": (
         "slow matmuls",
-        "time of matrix products and fused attention beyond the ideal at that clock",
+        "time of matrix products and fused attention beyond the ideal time at the clock of the run",
     ),
-    "recomputation": ("recomputation", "recomputation by activation checkpointing"),
+    "recomputation": (
+        "recomputation",
+        "time of the forward passes that activation checkpointing repeats in backward",
+    ),
     "optimizer_products": (
         "optimizer's matmuls",
-        "matrix products of the optimizer, as of Muon, SOAP and Shampoo",
+        "time of the optimizer's matrix products, for example in Muon, SOAP and Shampoo",
     ),
     "bandwidth": (
         "memory traffic",
-        "memory-bound kernels, if they moved their bytes at the full bandwidth",
+        "time that memory-bound kernels would take at the device's full bandwidth",
     ),
-    "beyond_bandwidth": ("beyond bandwidth", "additional time of memory-bound kernels"),
-    "communication": ("communication", "communication that no other kernel hides"),
+    "beyond_bandwidth": (
+        "beyond bandwidth",
+        "time of memory-bound kernels beyond the time at the device's full bandwidth",
+    ),
+    "communication": (
+        "communication",
+        "time in which only communication ran, and no other kernel",
+    ),
     "waiting": (
         "waiting for ranks",
-        "waiting for other ranks; only fixing those ranks saves it",
+        "time of waiting for other ranks, which only faster ranks can save",
     ),
-    "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
-    "input": ("input", "waiting for data and its transfer"),
-    "unexplained": ("unexplained", "the rest of the step"),
+    "gaps": (
+        "gaps",
+        "time in which the device was idle: it waited for the host, or for a synchronization",
+    ),
+    "input": ("input", "time of waiting for data and for its transfer to the device"),
+    "unexplained": (
+        "unexplained",
+        "time of the step that is in none of the other terms",
+    ),
 }
 
 
@@ -262,7 +279,10 @@ def _over_planned(record: RunRecord) -> float | None:
     return memory.held.forward / planned.held.forward
 
 
-_CARDS = "cards of the run: energy and power are their sums, clocks the slowest's, the temperature the highest"
+_CARDS = (
+    "number of GPUs of the run; energy and power are sums over them, the clocks are those of the slowest GPU, "
+    "and the temperature is that of the hottest"
+)
 
 
 def _computed_figures() -> Iterator[Figure]:
@@ -274,36 +294,48 @@ def _computed_figures() -> Iterator[Figure]:
         )  # fmt: skip
     yield Figure(
         "measured / planned", "x",
-        "peak allocated over the planned one; without a device that reports it, the level after forward over its plan",
+        "peak of allocated memory / planned peak; without a GPU, bytes held after forward / the planned bytes",
         "measured_over_planned", group="Planned memory", compute=_over_planned,
     )  # fmt: skip
     yield Figure(
-        "backward / forward", "x", "mean backward over mean forward", "backward_over_forward",
+        "backward / forward", "x", "mean time of backward / mean time of forward", "backward_over_forward",
         group="Steps", compute=_backward_over_forward,
     )  # fmt: skip
     yield Figure(
-        "odd steps", "count", "measured steps far from the others", "odd_steps",
-        group="Steps", compute=_odd_step_count,
-    )  # fmt: skip
+        "odd steps",
+        "count",
+        "number of measured steps whose duration is far from what the other steps predict",
+        "odd_steps",
+        group="Steps",
+        compute=_odd_step_count,
+    )
     yield Figure(
-        "slowest rank longer by", "%", "median step of the slowest rank over the fastest's, less 1", "ranks_apart",
-        group="Ranks", compute=_ranks_apart,
-    )  # fmt: skip
+        "slowest rank longer by",
+        "%",
+        "how much longer the median step takes on the slowest rank than on the fastest rank",
+        "ranks_apart",
+        group="Ranks",
+        compute=_ranks_apart,
+    )
     yield Figure(
-        "fastest rank's step", "ms", "shortest median step of a rank", "fastest_rank_s",
+        "fastest rank's step", "ms", "median duration of a step on the fastest rank", "fastest_rank_s",
         group="Ranks", compute=_fastest_rank_s,
     )  # fmt: skip
     yield Figure(
-        "slowest rank's step", "ms", "longest median step of a rank", "slowest_rank_s",
+        "slowest rank's step", "ms", "median duration of a step on the slowest rank", "slowest_rank_s",
         group="Ranks", compute=_slowest_rank_s,
     )  # fmt: skip
     yield Figure("GPUs", "count", _CARDS, "gpus", group="GPU", compute=_gpu_count)
     yield Figure(
-        "lines that synchronize", "count", "lines at which the host waited for the device, in the memory stage",
-        "sync_lines", group="Synchronization", compute=_sync_line_count,
-    )  # fmt: skip
+        "lines that synchronize",
+        "count",
+        "number of lines of code at which the host waited for the device, in the memory stage",
+        "sync_lines",
+        group="Synchronization",
+        compute=_sync_line_count,
+    )
     yield Figure(
-        "synchronizations", "count", "how often those lines did", "syncs",
+        "synchronizations", "count", "how often the host waited for the device, in the memory stage", "syncs",
         group="Synchronization", compute=_sync_count,
     )  # fmt: skip
 
@@ -389,7 +421,9 @@ MEMORY = {name: QUANTITIES[f"{name}_bytes"] for name in MemoryReading.model_fiel
 TOKENS_PER_S = QUANTITIES["tokens_per_s"]
 MFU = QUANTITIES["mfu"]
 # the tokens of one step in ``steps.csv``; a run has ``tokens_per_step``
-TOKENS = Figure("tokens", "count", "tokens trained on in the step", "tokens")
+TOKENS = Figure(
+    "tokens", "count", "number of tokens in the batches of the step", "tokens"
+)
 
 # the causes of memory, each with its title
 CAUSES = {cause: cause.replace("_", " ") for cause in MemoryCauses.model_fields}
@@ -425,14 +459,27 @@ def _column(path: str, title: str, unit: str, meaning: str) -> Figure:
 
 # the columns of a plan's table, which has a row for each phase
 PLANNED_COLUMNS = (
-    _column("phase", "phase", "text", "part of the step"),
-    _column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
+    _column("phase", "phase", "text", "phase of the step"),
+    _column(
+        "peak",
+        "peak",
+        "bytes",
+        "largest number of bytes held at one time within the phase, from a rehearsal",
+    ),
     *(
-        _column(f"causes.{cause}", title, "bytes", f"{title} in that peak")
+        _column(
+            f"causes.{cause}",
+            title,
+            "bytes",
+            f"memory of {title} in the peak of the phase",
+        )
         for cause, title in CAUSES.items()
     ),
     _column(
-        "workspaces", "workspaces", "bytes", "memory that cuBLAS keeps as workspace"
+        "workspaces",
+        "workspaces",
+        "bytes",
+        "memory that cuBLAS keeps as workspace, in the peak of the phase",
     ),
     FLOOR,
 )
@@ -443,38 +490,48 @@ REMEDY_COLUMNS = (
         "needs",
         "needs",
         "bytes",
-        "memory that is certainly enough: the peak plus a ninth, or the reserved memory if that is more",
+        "memory that is certainly enough: the planned peak plus a ninth, or the planned reserved memory if larger",
     ),
     replace(
         FLOOR,
         meaning="least time of the step: the sum of the known floors of its phases",
     ),
-    _column("fits", "verdict", "text", "whether it fits into the device"),
-    _column("changes", "may change", "text", "effect on training"),
-    _column("words", "with", "text", "options to add to the call"),
+    _column(
+        "fits",
+        "verdict",
+        "text",
+        "whether a step with the changed options fits into the memory of the device",
+    ),
+    _column(
+        "changes", "may change", "text", "effect that the change may have on training"
+    ),
+    _column("words", "with", "text", "options of the change, to add to the call"),
 )
 
 _TRIED = {column.name: column for column in FIGURES[ImproveRecord]["tried"]}
 
 
-def _without_and_with(name: str) -> str:
-    """Return the meaning of a column that shows the value without the change as well."""
+def _without_and_with(subject: str, name: str) -> str:
+    """Return the meaning of the column ``name`` if it also shows the value without the change."""
     _, _, quantity = _TRIED[name].meaning.partition(": ")
-    return f"without → with the change: {quantity}"
+    return f"{subject} without → with the change: {quantity}"
 
 
-_NUMERICS = "loss and gradients, and whether the difference is too large; only faster settings are checked"
+_NUMERICS = (
+    "relative difference of loss and gradients with the change, and whether it is too large; "
+    "only changes that are faster are checked"
+)
 # the columns of the table of `improve`: a row for each change, which shows values without and with it
 TRIED_COLUMNS = (
     _TRIED["name"],
-    replace(_TRIED["b_s"], title="step", meaning=_without_and_with("b_s")),
+    replace(_TRIED["b_s"], title="step", meaning=_without_and_with("step time", "b_s")),
     _TRIED["saved_s"],
     _TRIED["ceiling_s"],
     _TRIED["pairs"],
     replace(
         _TRIED["b_bytes"],
         title="memory",
-        meaning=f"peak {_without_and_with('b_bytes')}",
+        meaning=_without_and_with("peak memory", "b_bytes"),
     ),
     _column("numerics", "numbers off by", "text", _NUMERICS),
     _TRIED["verdict"],
@@ -498,7 +555,11 @@ def _family(figure: Figure) -> Figure:
     if figure.member is None:
         return figure
     placeholder = "MOMENT" if figure.member in MOMENTS else "PART"
-    words = {figure.member, MOMENTS.get(figure.member, figure.member)}
+    words = {
+        MOMENTS.get(figure.member, figure.member),
+        WORDS.get(figure.member, figure.member),
+        figure.member,
+    }
     texts = {}
     for field in ("name", "title", "meaning", "path"):
         text = getattr(figure, field)

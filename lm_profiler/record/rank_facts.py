@@ -22,31 +22,34 @@ FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"
 class RankSpread(Part):
     """The spread of a phase's seconds over all ranks."""
 
-    least_s: float = figure("least (ms)", "ms", "least of all ranks")
-    median_s: float = figure("median (ms)", "ms", "of the median rank")
-    largest_s: float = figure("most (ms)", "ms", "most of all ranks")
-    slowest: int = figure("rank", "count", "the rank with most")
+    least_s: float = figure("least (ms)", "ms", "shortest time of any rank")
+    median_s: float = figure("median (ms)", "ms", "median over the ranks")
+    largest_s: float = figure("most (ms)", "ms", "longest time of any rank")
+    slowest: int = figure("rank", "count", "rank with the longest time")
 
 
 class RankTimes(Part):
     """One rank's own work and waiting, by phase and ``other``. They add up to its mean step."""
 
-    rank: int = figure("rank", "count", "of the whole group")
-    host: str = figure("host", "text", "its machine")
+    rank: int = figure("rank", "count", "number of the rank in the whole group")
+    host: str = figure("host", "text", "host on which the rank runs")
     own_s: dict[str, float] = figure(
-        "{key}", "ms", "own work in {key} in the mean step", keys=PARTS
+        "{key}",
+        "ms",
+        "time of the rank's own work in {key}, in the mean step",
+        keys=PARTS,
     )
     waiting_s: dict[str, float] = figure(
         "waiting in {key}",
         "ms",
-        "for other ranks, in the mean step",
+        "time in {key} for which the rank waits for other ranks, in the mean step",
         "{key}_waiting",
         keys=PARTS,
     )
     own_by_column_s: list[float] = figure(
         "own work",
         "ms",
-        "of the rank in each column",
+        "time of the rank's own work per step, for the steps of each column of the heat map",
         "rank_own_s",
         default_factory=list,
     )
@@ -70,25 +73,36 @@ RankDoubt = Literal["few steps", "chance", "shared machine"]
 class SlowRank(Part):
     """A rank that takes longer in ``phase`` (one of ``RANK_PARTS``) than the ranks that are not slow there."""
 
-    rank: int = figure("rank", "count", "that is slow")
-    host: str = figure("host", "text", "its machine")
-    phase: str = figure("phase", "text", "in which it is slow")
+    rank: int = figure("rank", "count", "number of a rank that is slow in one phase")
+    host: str = figure("host", "text", "host on which the slow rank runs")
+    phase: str = figure("phase", "text", "phase in which the rank is slow")
     excess_s: float = figure(
         "longer by",
         "ms",
-        "excess time of that phase over the other ranks, in the mean step",
+        "how much longer the phase takes on the slow rank than on ranks that are not slow, in the mean step",
     )
-    low_s: float | None = figure("longer by, low", "ms", "an end of its 95 % interval")
+    low_s: float | None = figure(
+        "longer by, low",
+        "ms",
+        "lower end of the 95 % interval of the additional time of the slow rank",
+    )
     high_s: float | None = figure(
-        "longer by, high", "ms", "an end of its 95 % interval"
+        "longer by, high",
+        "ms",
+        "upper end of the 95 % interval of the additional time of the slow rank",
     )
     certain: bool
     """Whether neither chance nor, on a shared machine, other programs explain it."""
     cause: str | None = figure(
-        "cause", "text", "its activity in that time, from its counters", default=None
+        "cause",
+        "text",
+        "what the slow rank did in the additional time, by its counters",
+        default=None,
     )
-    first_step: int = figure("from step", "count", "the first step in which it is slow")
-    last_step: int = figure("to step", "count", "the last step in which it is slow")
+    first_step: int = figure(
+        "from step", "count", "first step in which the rank is slow"
+    )
+    last_step: int = figure("to step", "count", "last step in which the rank is slow")
 
 
 class RankFinding(Part):
@@ -102,92 +116,92 @@ class RankFinding(Part):
     kind: Annotated[FindingKind, Newer] = figure(
         "who waits for whom",
         "text",
-        "straggler, several, host, turns, equal or unsure",
+        "which ranks make the others wait: straggler, several, host, turns, equal or unsure",
         "waiting_for",
     )
     rank: int | None = figure(
         "slow rank",
         "count",
-        "the rank that the others wait for",
+        "rank for which the other ranks wait",
         "slow_rank",
         default=None,
     )
     host: str | None = figure(
         "slow host",
         "text",
-        "its host, or the host whose ranks the others wait for",
+        "host of the slow rank, or the host for whose ranks the others wait",
         "slow_host",
         default=None,
     )
     phase: str | None = figure(
         "slow phase",
         "text",
-        "the phase that takes longer there",
+        "phase that takes longer on the slow ranks",
         "slow_phase",
         default=None,
     )
     cause: str | None = figure(
         "cause",
         "text",
-        "activity of the slow ranks in that time",
+        "what the slow ranks did in the additional time, by their counters",
         "slow_rank_cause",
         default=None,
     )
     excess_s: float | None = figure(
         "longer by",
         "ms",
-        "excess time of that phase over the other ranks",
+        "how much longer the slow phase takes on the slow ranks than on the other ranks",
         "slow_by_s",
         default=None,
     )
     saves_s: float | None = figure(
         "fixing it saves", "ms",
-        "time per step that is saved if that phase takes as long as on the others, with its 95 % interval",
+        "time saved per step if the slow phase took as long on the slow ranks as on the others",
         "mending_saves_s", interval=("low_s", "high_s"), default=None,
     )  # fmt: skip
     low_s: float | None = figure(
         "fixing saves, low",
         "ms",
-        "an end of that interval",
+        "lower end of the 95 % interval of the time that fixing the slow ranks saves per step",
         "mending_saves_low_s",
         default=None,
     )
     high_s: float | None = figure(
         "fixing saves, high",
         "ms",
-        "an end of that interval",
+        "upper end of the 95 % interval of the time that fixing the slow ranks saves per step",
         "mending_saves_high_s",
         default=None,
     )
     last_in: int | None = figure(
         "last in",
         "count",
-        "steps in which the others waited for it longest",
+        "number of steps in which the slow ranks caused more waiting than any other rank",
         "slow_in_steps",
         default=None,
     )
     others_wait_s: float | None = figure(
         "others wait",
         "ms",
-        "how long the other ranks wait for it in the mean step",
+        "mean time per step for which the other ranks wait for the slow ranks",
         default=None,
     )
     slow: list[SlowRank] = Field(default_factory=list)
     """The 64 slowest ranks and phases to mend; if the kind is ``unsure``, those that may have to be mended."""
     slow_ranks: int | None = figure(
-        "slow ranks", "count", "how many ranks the others wait for", default=None
+        "slow ranks", "count", "number of ranks for which the others wait", default=None
     )
     steps: int | None = figure(
         "steps judged",
         "count",
-        "measured steps that show who waits for whom",
+        "number of measured steps that show which ranks wait for which",
         "ranks_judged_steps",
         default=None,
     )
     doubt: Annotated[RankDoubt, Newer] | None = figure(
         "why nobody is named",
         "text",
-        "few steps, chance, or a shared machine",
+        "why no slow rank is named although ranks wait: few steps, chance, or a shared machine",
         "ranks_doubt",
         default=None,
     )
@@ -197,24 +211,26 @@ _BY_PHASE = "Own work and waiting by phase"
 WAITING = Figure(
     "waiting",
     "ms",
-    "how long the mean rank waits for others in a step",
+    "mean time per step for which a rank waits for other ranks",
     place=Place.TABLE,
     run_tag="waiting_ms",
 )
 OWN_WORK = Figure(
-    "own work", "ms", "how long the mean rank works in a step, without waiting"
+    "own work",
+    "ms",
+    "mean time per step for which a rank works, without its waiting for other ranks",
 )
 RANKS_HEARD = Figure(
-    "ranks heard", "count", "ranks whose waiting is known", "ranks_heard"
+    "ranks heard", "count", "number of ranks whose waiting is known", "ranks_heard"
 )
-HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
+HOSTS = Figure("hosts", "count", "number of hosts on which the ranks ran", "hosts")
 
 
 def _spreads(name: str, words: str) -> Any:
     """Return a field that holds a ``RankSpread`` for each phase."""
     return within(
         group=_BY_PHASE, keys=PARTS, name=f"{{key}}_{name}_{{name}}", title=f"{{key}}: {words}, {{title}}",
-        meaning=f"{words} in {{key}} in the mean step, {{meaning}}", place=Place.ASKED,
+        meaning=f"time of {words} in {{key}} in the mean step: {{meaning}}", place=Place.ASKED,
     )  # fmt: skip
 
 
@@ -224,19 +240,24 @@ class CollectiveFigures(Part):
     name: str = figure(
         "collective",
         "text",
-        "its kind, and for FSDP2 the module whose parameters it gathers",
+        "kind of collective; with FSDP2, also the module whose parameters it gathers",
     )
-    calls: float = figure("calls", "number", "in a step", "collective_calls")
+    calls: float = figure(
+        "calls",
+        "number",
+        "number of calls of the collective in a step",
+        "collective_calls",
+    )
     seconds: float = figure(
         "time (ms)",
         "ms",
-        "of all its calls in a step; some may overlap",
+        "time of all calls of the collective in a step, waiting included; some calls may overlap",
         "collective_s",
     )
     exposed_s: float = figure(
         "exposed (ms)",
         "ms",
-        "the part of it that no compute hides",
+        "time of the collective in a step during which no compute kernel runs on the same rank",
         "collective_exposed_s",
     )
 
@@ -253,54 +274,71 @@ class Ranks(Part):
     steps: int = figure(
         "steps of waiting",
         "count",
-        "measured steps whose waiting is known",
+        "number of measured steps for which the ranks' waiting is known",
         "waiting_steps",
     )
     step_s: float = figure(
         "step of waiting",
         "ms",
-        "mean of those steps, over the ranks heard",
+        "mean duration of the steps for which waiting is known, over the ranks that reported it",
         "waiting_step_s",
     )
     own: dict[str, RankSpread] = _spreads("own", "own work")
     waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
     waiting_share: float = figure(
-        "waiting share", "%", "share of the mean step in which the mean rank waits"
+        "waiting share",
+        "%",
+        "share of the mean step for which a rank waits for others, on average over the ranks",
     )
     by_rank: list[RankTimes]
     """Every rank up to 64 of them; else rank 0, the 8 with most own work and the 8 with least."""
     columns: list[int] = figure(
         "first step",
         "count",
-        "of each column of the heat map",
+        "number of the first step in each column of the heat map",
         "ranks_column",
         default_factory=list,
     )
     finding: RankFinding
     exposed_s: dict[str, float] = figure(
-        "{key}: exposed (ms)", "ms", "time of the collectives in {key} that no compute hides", "{key}_exposed_s",
-        keys=PARTS, group=_BY_PHASE, place=Place.ASKED, default_factory=dict,
-    )  # fmt: skip
+        "{key}: exposed (ms)",
+        "ms",
+        "time of the collectives in {key} during which no compute kernel runs on the same rank",
+        "{key}_exposed_s",
+        keys=PARTS,
+        group=_BY_PHASE,
+        place=Place.ASKED,
+        default_factory=dict,
+    )
     exposed_source: str | None = figure(
-        "exposed is known from", "text", "source of the exposed time", default=None
+        "exposed is known from",
+        "text",
+        "where the exposed time of collectives is known from",
+        default=None,
     )
     communication_s: float | None = figure(
-        "communication", "ms", "time of a traced step during collectives, waiting included",
+        "communication", "ms", "time of a traced step during which collectives run, waiting included",
         place=Place.TABLE, default=None,
     )  # fmt: skip
     communication_share: float | None = figure(
         "share of communication",
         "%",
-        "time of communication / time of the traced step",
+        "share of the traced step during which collectives run",
         default=None,
     )
     exposed_communication_s: float | None = figure(
-        "exposed communication", "ms", "the part of it that no compute of the same rank hides", place=Place.TABLE,
+        "exposed communication",
+        "ms",
+        "time of a traced step during which collectives run and no compute kernel of the same rank does",
+        place=Place.TABLE,
         default=None,
-    )  # fmt: skip
+    )
     collectives: list[CollectiveFigures] = Field(default_factory=list)
     witness: str = figure(
-        "waiting is known from", "text", "source of the arrivals", "waiting_witness"
+        "waiting is known from",
+        "text",
+        "what shows when each rank arrived at a collective",
+        "waiting_witness",
     )
     notes: list[str] = Field(default_factory=list)
 

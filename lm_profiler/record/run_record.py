@@ -41,44 +41,62 @@ class Throughput(Part):
     """Throughput of all ranks at the mean step; tokens are None if the module does not report how many a batch has."""
 
     tokens_per_s: float | None = figure(
-        "tokens/s", "tokens/s", "tokens of a step / its time; in an evaluation the slowest rank's", goes_by_step=True,
-        place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
-    )  # fmt: skip
+        "tokens/s",
+        "tokens/s",
+        "tokens per step on all ranks, divided by the duration of the step (in an evaluation, on the slowest rank)",
+        goes_by_step=True,
+        place=Place.HEADLINE,
+        run_tag="tokens_per_s",
+        tag="throughput/tokens_per_s",
+    )
     tokens_per_step: int | None = figure(
-        "tokens/step", "count", "tokens of a step on all ranks, the mean"
+        "tokens/step", "count", "mean number of tokens per step, all ranks together"
     )
     samples_per_s: float | None = figure(
-        "samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None
+        "samples/s",
+        "samples/s",
+        "samples per step on all ranks, divided by the duration of the step",
+        goes_by_step=True,
+        default=None,
     )
     samples_per_step: int | None = figure(
-        "samples/step", "count", "rows of batches on all ranks, mean", default=None
+        "samples/step",
+        "count",
+        "mean number of samples (rows of batches) per step, all ranks together",
+        default=None,
     )
     useful_tokens_per_s: float | None = figure(
-        "useful tokens/s", "tokens/s", "tokens without padding, of a step / its time", goes_by_step=True,
-        place=Place.TABLE, run_tag="useful_tokens_per_s", default=None,
-    )  # fmt: skip
+        "useful tokens/s",
+        "tokens/s",
+        "tokens without padding per step on all ranks, divided by the duration of the step",
+        goes_by_step=True,
+        place=Place.TABLE,
+        run_tag="useful_tokens_per_s",
+        default=None,
+    )
     useful_tokens_per_step: int | None = figure(
         "useful tokens/step",
         "count",
-        "without padding, on all ranks, mean",
+        "mean number of tokens without padding per step, all ranks together",
         default=None,
     )
     occupancy: float | None = figure(
         "occupancy",
         "%",
-        "share of the tokens of batches that is not padding",
+        "share of the tokens in the batches that is not padding",
         default=None,
     )
     unused_share: float | None = figure(
         "unused positions",
         "%",
-        "share of the tokens of batches beyond the longest sequence of their batch",
+        "share of the tokens in the batches that lies beyond the longest sequence of the batch",
         default=None,
     )
     squared_lengths_per_step: int | None = figure(
         "squared lengths/step",
         "count",
-        "of sequences without padding, in sum: attention's work is proportional to it",
+        "sum of the squared lengths of the sequences of a step, without padding; the work of attention is "
+        "proportional to it",
         default=None,
     )
 
@@ -86,9 +104,11 @@ class Throughput(Part):
 class StepLevel(Part):
     """A stretch of measured steps at one level, by the numbers that the run gave them."""
 
-    first: int = figure("from step", "count", "the first step of the level")
-    last: int = figure("to step", "count", "the last step of the level")
-    seconds: float = figure("level", "ms", "mean of its regular steps")
+    first: int = figure("from step", "count", "first step of the level")
+    last: int = figure("to step", "count", "last step of the level")
+    seconds: float = figure(
+        "level", "ms", "mean duration of the regular steps of the level"
+    )
 
 
 class StepPattern(Part):
@@ -97,14 +117,19 @@ class StepPattern(Part):
     every: int = figure(
         "period of the pattern",
         "count",
-        "after how many steps the pattern repeats",
+        "number of steps after which the pattern of slow steps repeats",
         "pattern_every",
     )
     slow: list[int] = figure(
-        "slow step", "count", "its place in the pattern", "pattern_slow"
+        "slow step",
+        "count",
+        "position of a slow step within the pattern, from 1",
+        "pattern_slow",
     )
     extra: float = figure(
-        "slower by", "%", "how far the slowest steps of the pattern are above the level"
+        "slower by",
+        "%",
+        "how much longer the slowest steps of the pattern take than the regular steps",
     )
     part: str | None = None  # the part of the step that differs most
     short_batch: bool = False  # whether the steps at ``slow`` are those whose batch is shorter: the last of an epoch
@@ -116,10 +141,15 @@ class StepKind(Part):
     share: float = figure(
         "share of the steps",
         "%",
-        "share of the steps that are of a rarer kind",
+        "share of the measured steps that are of this rarer kind",
         "kind_share",
     )
-    ratio: float = figure("ratio", "x", "mean of the kind over the level", "kind_ratio")
+    ratio: float = figure(
+        "ratio",
+        "x",
+        "mean duration of the steps of this kind, divided by that of regular steps",
+        "kind_ratio",
+    )
 
 
 class Steadiness(Part):
@@ -134,7 +164,7 @@ class Steadiness(Part):
     # also certain for a noisy run
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     level_s: float | None = figure(
-        "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
+        "level", "ms", "mean duration of the regular steps: those that are neither odd nor the slow steps of a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
     )  # fmt: skip
     level_low_s: float | None = None
@@ -142,11 +172,14 @@ class Steadiness(Part):
     known_to: float | None = figure(
         "level known to",
         "%",
-        "half the 95 % interval of the level, over it",
+        "half the width of the level's 95 % interval, as a share of the level",
         default=None,
     )
     pattern_s: float | None = figure(
-        "pattern", "ms", "time that the pattern adds to the mean step", default=None
+        "pattern",
+        "ms",
+        "time that the slow steps of a pattern add to the mean step",
+        default=None,
     )
     odd_s: float | None = figure(
         "cost of odd steps",
@@ -158,35 +191,49 @@ class Steadiness(Part):
     rise: float | None = figure(
         "rise",
         "%",
-        "of a trend: the last step's level over the first's, less 1",
+        "how much longer the last measured steps take than the first ones, by the fitted trend",
         default=None,
     )
     kinds: list[StepKind] = Field(default_factory=list)  # beside the most frequent one
     first: int | None = figure(
-        "first step used", "count", "the first step that figures use", default=None
+        "first step used",
+        "count",
+        "first of the steps from which the run's figures are computed",
+        default=None,
     )
     last: int | None = figure(
-        "last step used", "count", "the last step that figures use", default=None
+        "last step used",
+        "count",
+        "last of the steps from which the run's figures are computed",
+        default=None,
     )
     # The number of the first measured step. Records before 0.3 have none, and are given one when they are read.
     first_step: int | None = None
     took_s: float | None = figure(
-        "measured time", "s", "duration of the steps that figures use", default=None
+        "measured time",
+        "s",
+        "total duration of the steps from which the run's figures are computed",
+        default=None,
     )
     levels: list[StepLevel] = Field(default_factory=list)
     lag1: float | None = figure(
-        "lag-1", "number", "autocorrelation of a step's time with the next one's"
+        "lag-1", "number", "autocorrelation of the durations of consecutive steps"
     )
     cut: int = figure(
         "steps left out",
         "count",
-        "measured steps left out because they were not level yet",
+        "measured steps that the figures leave out, because step times had not reached their level yet",
     )
     bias_of_mean: float | None = figure(
-        "bias of the mean", "%", "shift of the mean if the steps left out were counted"
+        "bias of the mean",
+        "%",
+        "how much the mean step would change if the steps left out were included",
     )
     recompilations: int = figure(
-        "recompilations", "count", "of torch.compile, while measuring", default=0
+        "recompilations",
+        "count",
+        "how often torch.compile compiled again during the measured steps",
+        default=0,
     )
     # Version 0.2 wrote these two; old records are still read.
     drift: float | None = None
@@ -201,25 +248,45 @@ class Steadiness(Part):
 class OddStep(Part):
     """A measured step far from the others; ``cause`` is None if it was faster."""
 
-    step: int = figure("step", "count", "a step far from the others")
+    step: int = figure(
+        "step",
+        "count",
+        "number of a step whose duration is far from what the other steps predict",
+    )
     step_s: float = figure("time", "ms", "duration of the step")
-    ratio: float = figure("ratio", "x", "over the time that the other steps predict")
-    part: str = figure("part", "text", "the part that differed most from its own level")
-    excess_s: float = figure("excess", "ms", "by how much that part differed")
+    ratio: float = figure(
+        "ratio",
+        "x",
+        "duration of the step, divided by the duration that the other steps predict",
+    )
+    part: str = figure(
+        "part", "text", "part of the step that differs most from its usual duration"
+    )
+    excess_s: float = figure(
+        "excess",
+        "ms",
+        "difference between the duration of that part and its usual duration",
+    )
     cause: str | None = figure(
-        "cause", "text", "the cause of at least half of the excess", default=None
+        "cause",
+        "text",
+        "event that explains at least half of the additional time of the step",
+        default=None,
     )
     cause_s: float | None = figure(
-        "explained", "ms", "the excess that the cause explains", default=None
+        "explained",
+        "ms",
+        "additional time of the step that the cause explains",
+        default=None,
     )
     beside: str | None = figure(
         "no cause, but",
         "text",
-        "counters that differ, if no cause is found",
+        "counters that differ from those of the other steps, if they do not explain the additional time",
         default=None,
     )
     rank: int | None = figure(
-        "rank", "count", "the rank that has the cause", default=None
+        "rank", "count", "rank on which the cause was found", default=None
     )
 
 
@@ -234,76 +301,128 @@ class StepCounters(Part):
     step: int | None = figure(
         "step",
         "count",
-        "number of the odd step; empty for the median of all steps",
+        "number of the odd step; empty in the row with the medians of all steps",
         default=None,
     )
-    rank: int = figure("rank", "count", "the rank of these counters", default=0)
+    rank: int = figure(
+        "rank", "count", "rank on which the counters were read", default=0
+    )
     wall_s: float | None = figure(
-        "time", "ms", "of the step, on the host", default=None
+        "time", "ms", "duration of the step on the host's clock", default=None
     )
     between_s: float | None = figure(
-        "before", "ms", "time between the previous step and this one", default=None
+        "before",
+        "ms",
+        "time between the end of the previous step and the beginning of this step",
+        default=None,
     )
     gc_s: float | None = figure(
-        "garbage", "ms", "in collections of garbage", default=None
+        "garbage",
+        "ms",
+        "time of Python's garbage collections in the step",
+        default=None,
     )
     gc_own_s: float | None = figure(
-        "own garbage", "ms", "part of it that this profiler caused", default=None
+        "own garbage",
+        "ms",
+        "time of the garbage collections in the step that this profiler caused",
+        default=None,
     )
     gc_generation: int | None = figure(
-        "generation", "count", "of the longest collection", default=None
+        "generation",
+        "count",
+        "generation of the longest garbage collection in the step",
+        default=None,
     )
     compile_s: float | None = figure(
-        "compiling", "ms", "in torch.compile", default=None
+        "compiling", "ms", "time of torch.compile in the step", default=None
     )
     compiled: str | None = figure(
-        "compiled", "text", "what was compiled, and why", default=None
+        "compiled",
+        "text",
+        "function that torch.compile compiled in the step, and the reason for it",
+        default=None,
     )
     checkpoint_s: float | None = figure(
-        "checkpoint", "ms", "saving checkpoints within the step", default=None
+        "checkpoint", "ms", "time of saving checkpoints in the step", default=None
     )
     cpu_wait_s: float | None = figure(
-        "no CPU", "ms", "the training thread was ready and had no CPU", default=None
+        "no CPU",
+        "ms",
+        "time for which the training thread was ready to run but had no CPU",
+        default=None,
     )
     asleep_s: float | None = figure(
         "asleep",
         "ms",
-        "the training thread was neither running nor ready",
+        "time for which the training thread slept, or waited for something other than a CPU",
         default=None,
     )
-    cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
+    cpu_s: float | None = figure(
+        "CPU",
+        "ms",
+        "CPU time of the process in the step, all threads together",
+        default=None,
+    )
     system_s: float | None = figure(
-        "kernel", "ms", "CPU time in the kernel", default=None
+        "kernel",
+        "ms",
+        "CPU time that the process spent in the operating system's kernel in the step",
+        default=None,
     )
     fault_s: float | None = figure(
-        "faults", "ms", "upper bound of the time of page faults", default=None
+        "faults",
+        "ms",
+        "upper bound of the time that page faults took in the step",
+        default=None,
     )
     minor_faults: float | None = figure(
-        "minor faults", "count", "pages of memory mapped", default=None
+        "minor faults",
+        "count",
+        "page faults in the step that read nothing from a disk",
+        default=None,
     )
     major_faults: float | None = figure(
-        "major faults", "count", "pages read from a disk", default=None
+        "major faults",
+        "count",
+        "page faults in the step that read from a disk",
+        default=None,
     )
     voluntary_switches: float | None = figure(
-        "switches", "count", "times that a thread waited", default=None
+        "switches",
+        "count",
+        "how often a thread of the process went to sleep, or waited, in the step",
+        default=None,
     )
     involuntary_switches: float | None = figure(
         "involuntary",
         "count",
-        "times that a thread lost its CPU while it could run",
+        "how often a thread lost its CPU in the step although it could run on",
         default=None,
     )
     alloc_retries: float | None = figure(
-        "retries", "count", "of the allocator, which freed its cache", default=None
+        "retries",
+        "count",
+        "how often the allocator freed its cache in the step to get memory",
+        default=None,
     )
     new_segments: float | None = figure(
-        "segments", "count", "that the allocator asked the driver for", default=None
+        "segments",
+        "count",
+        "number of memory segments that the allocator requested from the driver in the step",
+        default=None,
     )
     sm_clock_hz: float | None = figure(
-        "SM clock", "MHz", "of the GPU, during the step", default=None
+        "SM clock",
+        "MHz",
+        "clock of the GPU's multiprocessors in the step",
+        default=None,
     )
     throttled: list[str] | None = figure(
-        "throttled", "text", "the reason for a lower clock", default=None
+        "throttled",
+        "text",
+        "reasons why the GPU lowered its clock in the step",
+        default=None,
     )
 
 
@@ -313,25 +432,29 @@ class LoaderFacts(Part):
     workers: int | None = figure(
         "workers of the loader",
         "count",
-        "processes that load batches",
+        "number of processes with which rank 0's DataLoader loads batches",
         "loader_workers",
     )
     ahead: int | None = figure(
         "batches prefetched at most",
         "count",
-        "by its workers, if the loop takes none",
+        "largest number of batches that the workers of the DataLoader load ahead of the loop",
         "loader_ahead",
     )
     ready_before: int | None = figure(
-        "batches ready at first", "count", "loaded but not used when measuring began"
+        "batches ready at first",
+        "count",
+        "batches that were loaded but not used yet when the measured steps began",
     )
     ready_after: int | None = figure(
-        "batches ready at last", "count", "loaded but not used when measuring ended"
+        "batches ready at last",
+        "count",
+        "batches that were loaded but not used yet when the measured steps ended",
     )
     awake_share: float | None = figure(
         "workers awake",
         "%",
-        "share of the time in which a worker computed, or was ready to",
+        "share of the time in which at least one worker of the DataLoader computed, or was ready to",
         default=None,
     )
 
@@ -359,22 +482,28 @@ class OwnedTime(Part):
     """
 
     owner: str = figure(
-        "owner", "text", "whose code ran: a class, Lightning, or lm_profiler"
+        "owner", "text", "class whose code ran, Lightning or lm_profiler"
     )
-    action: str = figure("action", "text", "hook, method, or a word for several")
+    action: str = figure(
+        "action", "text", "hook or method that ran, or a word that stands for several"
+    )
     seconds: float = figure(
-        "time", "ms", "per mean step, without other actions inside it"
+        "time",
+        "ms",
+        "time of the action in the mean step, without other actions inside it",
     )
-    calls: float = figure("calls", "number", "in a mean step")
+    calls: float = figure(
+        "calls", "number", "number of calls of the action in the mean step"
+    )
     in_steps: int = figure(
         "in steps",
         "count",
-        "of the steps timed by action, those in which this action took time",
+        "number of the steps timed by action in which this action took time",
     )
     least_s: float | None = figure(
         "at least",
         "ms",
-        "in the step where it took least, over their share",
+        "time of the action per step if it never took longer than in its fastest step",
         default=None,
     )
 
@@ -394,45 +523,59 @@ PRINTING = "printing of tensors"  # the kind of code that makes the text of a te
 class PythonTime(Part):
     """A line of the program and its own time in one step, without operators that torch's own modules call."""
 
-    phase: str = figure("phase", "text", "where in the step")
-    file: str = figure("file", "text", "of the program")
-    line: int = figure("line", "count", "its number")
-    function: str = figure("function", "text", "the function that contains it")
+    phase: str = figure("phase", "text", "phase of the step in which the line ran")
+    file: str = figure("file", "text", "file of the program that contains the line")
+    line: int = figure("line", "count", "number of the line in its file")
+    function: str = figure("function", "text", "function that contains the line")
     what: str = figure(
         "what",
         "text",
         "kind of code: python, torch, library, printing of tensors, a package, or a C function",
     )
-    seconds: float = figure("time", "ms", "time of the line itself, in one step")
-    calls: int = figure("calls", "count", "how often it was entered in that step")
+    seconds: float = figure("time", "ms", "time of the line itself in one step")
+    calls: int = figure("calls", "count", "how often the line was entered in that step")
 
 
 class OuterCall(Part):
     """A function of the program that is called outside of all phases, in one step; its code is followed meanwhile."""
 
-    outer_function: str = figure("called", "text", "function called outside the phases")
-    file: str = figure("file", "text", "of the program")
-    line: int = figure("line", "count", "its number")
+    outer_function: str = figure(
+        "called", "text", "function of the program that is called outside of all phases"
+    )
+    file: str = figure("file", "text", "file of the program that contains the call")
+    line: int = figure("line", "count", "number of the line with the call")
     seconds: float = figure(
-        "time with all that it calls", "ms", "in one step, and slowed down"
+        "time with all that it calls",
+        "ms",
+        "time of the call with everything that it calls, in one step; following its code makes it slower",
     )
 
 
 class CodePart(Part):
     """Code that the program marks as a part of its own (``lm_profiler.part``), in the measured steps of rank 0."""
 
-    name: str = figure("part", "text", "the name that the program gives it")
-    phase: str = figure("phase", "text", "where in the step it runs")
-    seconds: float = figure("time", "ms", "its time in a measured step, on average")
-    calls: float = figure("calls", "count", "how often it runs in a step, on average")
+    name: str = figure(
+        "part", "text", "name that the program gives to the part of its code"
+    )
+    phase: str = figure("phase", "text", "phase of the step in which the part runs")
+    seconds: float = figure("time", "ms", "mean time of the part in a measured step")
+    calls: float = figure(
+        "calls", "count", "mean number of times that the part runs in a step"
+    )
 
 
 class BetweenSteps(Part):
     """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
-    what: str = figure("what passed", "text", "between measured steps")
-    seconds: float = figure("time", "ms", "total time")
-    times: int = figure("times", "count", "how often")
+    what: str = figure(
+        "what passed", "text", "activity between measured steps, such as validation"
+    )
+    seconds: float = figure(
+        "time", "ms", "total time of the activity between measured steps"
+    )
+    times: int = figure(
+        "times", "count", "how often the activity took place between measured steps"
+    )
 
 
 # What may pass beside the phases, beside the hooks that are named after their class.
@@ -446,23 +589,27 @@ class OutsideSteps(Part):
     """Time outside the phases, from the first step of the run to the last, in all stages."""
 
     what: str = figure(
-        "beside the phases", "text", "activity outside the phases, in all stages"
+        "beside the phases",
+        "text",
+        "activity outside the phases of a step, in all stages of the run",
     )
-    seconds: float = figure("time", "ms", "total time")
-    times: int = figure("times", "count", "how often")
+    seconds: float = figure("time", "ms", "total time of the activity")
+    times: int = figure("times", "count", "how often the activity took place")
     per_step_s: float = figure(
-        "per step", "ms", "per mean step, at its long-run frequency"
+        "per step",
+        "ms",
+        "time of the activity per step, if it goes on as often as it did",
     )
     in_step: bool = False  # whether the step's time includes it
     owner: str | None = figure(
-        "owner", "text", "the class and hook that took the time", default=None
+        "owner", "text", "class and hook whose code took the time", default=None
     )
 
 
 ASLEEP = Figure(
     "asleep",
     "ms",
-    "the training thread slept, or waited for something other than a CPU",
+    "time for which the training thread slept, or waited for something other than a CPU",
 )
 
 
@@ -470,9 +617,13 @@ class ThreadUse(Part):
     """The training thread in a phase of the mean step: it ran, was ready without a CPU, or slept for the rest."""
 
     wall_s: float
-    ran_s: float = figure("ran", "ms", "the training thread ran")
+    ran_s: float = figure(
+        "ran", "ms", "time for which the training thread ran on a CPU"
+    )
     no_cpu_s: float = figure(
-        "no CPU", "ms", "the training thread was ready and had no CPU"
+        "no CPU",
+        "ms",
+        "time for which the training thread was ready to run but had no CPU",
     )
 
     @property
@@ -490,19 +641,22 @@ class OtherByOwner(Part):
     steps: int = figure(
         "steps timed by action",
         "count",
-        "steps in which each action was timed",
+        "number of steps in which every action outside the phases was timed",
         "owner_steps",
     )
     seconds: float = figure(
         "other, timed by action",
         "ms",
-        "mean in those steps, on the host",
+        "mean time outside the phases on the host's clock, in steps in which every action was timed",
         "owned_other_s",
     )
     measured_s: float | None = figure(
-        "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
+        "other of rank 0",
+        "ms",
+        "mean time outside the phases on the host's clock, in rank 0's measured steps",
+        "rank_0_other_s",
         default=None,
-    )  # fmt: skip
+    )
     actions: list[OwnedTime]
 
 
@@ -530,7 +684,9 @@ class RunRecord(Part):
     # what ran the steps; before 0.3 there was only the Trainer
     loop: Annotated[LoopKind, Newer] = "Trainer"
     started: str
-    duration_s: float = figure("whole run", "s", "from the start of the run to its end")
+    duration_s: float = figure(
+        "whole run", "s", "duration of the whole run, from its start to its end"
+    )
     command: str
     # options of the command line besides the config file, by name without the dashes
     overrides: dict[str, str] = Field(default_factory=dict)
@@ -542,17 +698,24 @@ class RunRecord(Part):
     steps: dict[str, int] = figure(
         "{word} steps",
         "count",
-        "steps of the {word} stage",
+        "number of steps in the {word} stage",
         "steps_{key}",
         keys=STAGES,
         default_factory=dict,
     )
     steps_planned: dict[str, int] = figure(
-        "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
+        "{word} steps planned",
+        "count",
+        "number of steps planned for the {word} stage",
+        "steps_planned_{key}",
+        keys=STAGES,
         default_factory=dict,
-    )  # fmt: skip
+    )
     first_step_s: float | None = figure(
-        "first step", "ms", "the run's first step, compilation included", default=None
+        "first step",
+        "ms",
+        "duration of the run's first step, compilation included",
+        default=None,
     )
     warmup_compile_s: float | None = figure(
         "compiling in warm-up",
@@ -565,12 +728,16 @@ class RunRecord(Part):
     autotuning_check_s: float | None = figure(
         "autotuning in the check",
         "ms",
-        "the first call of your own attention in its check beyond the second one, without torch.compile's time",
+        "time that the first call of your own attention took longer than the second, in the check before the run, "
+        "without torch.compile",
         place=Place.ASKED,
         default=None,
     )
     between_steps_s: float | None = figure(
-        "between steps", "ms", "in no step: validation, epoch ends", default=None
+        "between steps",
+        "ms",
+        "time of the measured stage in no step, such as validation and the ends of epochs",
+        default=None,
     )
     # where that time went, the longest first
     between: list[BetweenSteps] = Field(default_factory=list)
@@ -579,21 +746,21 @@ class RunRecord(Part):
     stages_s: float | None = figure(
         "all stages",
         "s",
-        "from the first step's beginning to the last one's end",
+        "time from the beginning of the run's first step to the end of its last step",
         default=None,
     )
     # None if the measured steps lived on no prefetched batches, or if it is unknown
     lasting_step_s: float | None = figure(
         "step in the long run",
         "ms",
-        "once no prefetched batches are left",
+        "duration of a step in the long run, when no prefetched batches are left",
         default=None,
     )
     # by part, step and forward_backward, all or none: on the device's stream, or the host's clock without a device
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
-        "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
+        "{word} share", "%", "share of the mean step that {word} takes", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
     # code that the program marks as parts of their own
@@ -603,7 +770,10 @@ class RunRecord(Part):
     step_counters: list[StepCounters] = Field(default_factory=list)
     # median step of each rank; the summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure(
-        "median step", "ms", "median step of each rank", default_factory=list
+        "median step",
+        "ms",
+        "median duration of a step on each rank",
+        default_factory=list,
     )
     # None for verbs other than fit
     loader: LoaderFacts | None = within(group="Steps", default=None)
@@ -635,7 +805,7 @@ class RunRecord(Part):
     # what rank 0's training thread did in each phase of those steps; empty if the system does not report it
     thread_use: dict[str, ThreadUse] = within(
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
-        meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
+        meaning="in {key}: {meaning}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)

@@ -42,7 +42,7 @@ _KILLED_FROM_OUTSIDE = (
 
 
 def clear(folder: Path, cell: Cell) -> Path:
-    """Return the cell's folder below the sweep's ``folder``, new and empty."""
+    """Delete the cell's folder below the sweep's ``folder``, create it again, and return it."""
     cell_folder = folder / cell.id
     shutil.rmtree(cell_folder, ignore_errors=True)
     cell_folder.mkdir(parents=True)

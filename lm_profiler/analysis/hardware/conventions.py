@@ -115,7 +115,7 @@ def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
 
 
 def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
-    """Return the same as Megatron-LM's paper counts them."""
+    """Return the FLOPs of a token, and the MFU, as Megatron-LM's paper counts them."""
     flops_per_token = None
     layers, width, vocabulary = sizes.layers, sizes.width, sizes.vocabulary
     if layers and width and vocabulary and sizes.attention_per_token is not None:
@@ -134,7 +134,7 @@ def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
 
 
 def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
-    """Return the same as transformers counts them."""
+    """Return the FLOPs of a token, and the MFU, as transformers counts them."""
     flops_per_token = None
     if sizes.without_embedding is not None:
         flops_per_token = 6.0 * sizes.without_embedding
@@ -150,7 +150,7 @@ def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
 
 
 def _torchtitan(record: RunRecord, sizes: _Sizes) -> Convention:
-    """Return the same as torchtitan counts them."""
+    """Return the FLOPs of a token, and the MFU, as torchtitan counts them."""
     flops_per_token = None
     if sizes.in_products is not None and sizes.attention_per_token is not None:
         flops_per_token = 6 * sizes.in_products + sizes.attention_per_token

@@ -114,7 +114,7 @@ class Planned:
 
     @property
     def certain(self) -> int:
-        """The bytes that the step certainly needs: for a compiled run without activations, as it may keep fewer."""
+        """The bytes that the step needs in any case: without activations if compiled, because it may keep fewer."""
         causes = self.causes.get(self.phase)
         if not self.compiled or causes is None:
             return self.peak

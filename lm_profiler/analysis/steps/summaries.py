@@ -434,7 +434,7 @@ def _half_made(loader: LoaderFacts, ready: int | None) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a run, each a mean over the ranks, and summaries of their parts by the device's times."""
+    """Steps of a run, averaged over the ranks, with a summary of each part's time on the device."""
 
     rows: Sequence[StepRow]
     times: Mapping[str, TimeSummary]

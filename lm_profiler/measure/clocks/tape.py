@@ -36,9 +36,9 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]  # the instant of each mark on the host's clock
     instants: list[Any]  # and the event on the device's; empty without a device
-    # phases at whose start it was checked whether the device was idle
+    # the number of phases at whose start it was checked whether the device was idle
     idle_checks: int = 0
-    # phases at whose start the device was idle, because it waits for the host
+    # the number of those phases at whose start the device was idle, because it waited for the host
     idle_starts: int = 0
 
     def host_seconds(self) -> tuple[float, ...]:
@@ -49,7 +49,10 @@ class StepMarks:
         return _per_part(self.codes, seconds)
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
-        """Return the same on the device's stream, which has reached every instant; None if one of them is unknown."""
+        """Return the seconds of each part on the device's stream, and last those of the step.
+
+        The stream must have reached all instants. None if the time between two of them is unknown.
+        """
         known_seconds: list[float] = []
         for begin, end in pairwise(self.instants):
             seconds = stream.seconds(begin, end)

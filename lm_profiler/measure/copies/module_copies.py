@@ -394,7 +394,7 @@ def _output_error(output: Tensor | None, reference: Tensor | None) -> float | No
 def _squared_norms(
     tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]
 ) -> _SquaredNorms:
-    """Return the sums over the tensors whose names are in both mappings."""
+    """Sum the squared norms of the references and of the differences, over the names in both mappings."""
     sums = _SquaredNorms()
     for name, tensor in tensors.items():
         if name in references:

@@ -340,7 +340,7 @@ def _check(path: Any, writable: set[Path], folder: str) -> None:
 
 
 def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
-    """Stand in for ``torch.save``, which would write without Python: refuse to write."""
+    """Stand in for ``torch.save``, which writes files from C++, where no replaced Python function is called: raise."""
     name = "a file"
     if isinstance(f, (str, os.PathLike)):
         name = Path(f).name

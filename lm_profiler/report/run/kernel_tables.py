@@ -362,7 +362,7 @@ def left_out_line(table: KernelTable, most_rows: int | None) -> str:
     if not count:
         return ""
     total_s = sum(row.total_s for row in hidden) + table.rest.total_s
-    return f"{count} smaller rows are not shown, {_ms(table, total_s)} ms"
+    return f"{count} smaller rows are not shown (together {_ms(table, total_s)} ms)"
 
 
 def _ms_or_nothing(table: KernelTable, times_s: Sequence[float]) -> list[str]:

@@ -14,19 +14,22 @@ SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
 MEDIAN = Figure(
     "median [95 % interval]",
     "ms",
-    "median of the repeats, each the slowest rank's",
+    "median over the repeats of the time on the slowest rank",
     "median_s",
 )
 ALGORITHM = Figure(
-    "algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s"
+    "algbw",
+    "GB/s of a link",
+    "algorithm bandwidth, as in nccl-tests: size / median time",
+    "algbw_bytes_per_s",
 )
 BUS = Figure(
     "busbw",
     "GB/s of a link",
-    "algbw times the factor of nccl-tests for the load of a link",
+    "bus bandwidth, as in nccl-tests: algbw x the factor of the collective, such as 2(n-1)/n for all-reduce",
     "busbw_bytes_per_s",
 )
-_REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
+_REPEATS = Figure("repeats", "count", "how often the collective was timed", "repeats")
 _FACTS = (
     Figure("backend", "text", "", "backend"),
     Figure("processes", "text", "", "processes"),
@@ -66,7 +69,7 @@ class LinkFigures:
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return the ratio of the bytes that each link of a ring carries to the size (doc/PERFORMANCE.md of nccl-tests)."""
+    """Return the bytes that each link of a ring carries, divided by the size (doc/PERFORMANCE.md of nccl-tests)."""
     part_moved = (ranks - 1) / ranks
     if op == "all_reduce":
         return 2 * part_moved
@@ -76,7 +79,7 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def link_table(rows: Sequence[LinkFigures]) -> Table:
-    """Return a table with a row for each of ``rows``; an unknown time is replaced by the reason."""
+    """Return a table with a row for each of ``rows``; the reason stands in place of a time that is unknown."""
     headings = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
     lines_above = [
         "bandwidths are computed from the median, as in nccl-tests: algbw = size / time, busbw is that of one link"
@@ -85,7 +88,7 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:
-    """Return the cells of a collective; if its time is unknown, the reason replaces it."""
+    """Return the cells of a collective; if its time is unknown, its cell has the reason."""
     median_cell = figure_cell(MEDIAN, row.median, median_interval(row.seconds))
     if row.unknown is not None:
         median_cell = TableCell(

@@ -91,9 +91,10 @@ def test_kinds_by_phase_are_milliseconds_of_one_step_and_the_largest_kernels_fol
     assert lines[7][0].startswith("softmax_warp_")  # without the namespaces
     where = ["forward", "softmax", "aten::_softmax", "model.blocks.*.attention"]
     assert lines[7][-8:] == [*where, "2", "1.000", "500.0", "10.0%"]
-    assert lines[8] == ["7", "smaller", "rows", "are", "not", "shown,", "7.500", "ms"]
+    assert lines[8] == ["7", "smaller", "rows", "are", "not", "shown", "(together", "7.500", "ms)"]
     lines = printed(TABLE.model_copy(update={"rows": TABLE.rows * 17}))
-    assert lines[22] == ["9", "smaller", "rows", "are", "not", "shown,", "9.500", "ms"]  # two of ours, 1 ms each
+    # two of ours, 1 ms each
+    assert lines[22] == ["9", "smaller", "rows", "are", "not", "shown", "(together", "9.500", "ms)"]
     first, header, *rest = printed(TABLE.model_copy(update={"source": "operators"}))
     assert first[:4] == ["operators", "on", "the", "host,"]
     assert header[3:5] == ["no", "operator"]

@@ -46,7 +46,7 @@ def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Pat
     [table] = of_kind([largest], "long table")
     assert table["values"][str(titles.index("ms"))] == pytest.approx([0.2, 0.01])
     assert table["sorted_by"] == "ms"
-    assert "1 smaller rows are not shown, 5.000 ms" in text_of([largest])
+    assert "1 smaller rows are not shown (together 5.000 ms)" in text_of([largest])
 
 
 def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -> None:
