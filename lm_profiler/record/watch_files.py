@@ -170,6 +170,9 @@ class WatchEvent(Part):
     cost_s: float | None = None
     # the last fifty slow steps of this event
     steps: list[int] = Field(default_factory=list)
+    # how long the first and the last slow steps take, if they take longer and longer
+    grew_from_s: float | None = None
+    grew_to_s: float | None = None
     every_steps: int | None = None  # the interval between slow steps, if it is regular
     # whether the slow steps are the first steps of epochs
     starts_epochs: bool | None = None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.steps.statistics import rank_correlation
 from lm_profiler.record.parts import PARTS, TIMED
 
 # Steps per block. The usual time of a step is the largest median of its own block and the two blocks beside it.
@@ -42,6 +43,11 @@ _RECENT_S = 60.0
 _FEWEST_REPEATS = 4  # slow steps that are needed to judge whether they are regular
 _REGULAR_SHARE = 0.8  # the share of them that must come at the expected steps
 _REGULAR_WITHIN = 0.02  # the share of the interval by which they may miss these
+# Slow steps take longer and longer if there are so many of them, their rank correlation with time is at least this high
+# (by chance in 7 of 1,000 groups of eight), and the last quarter takes so many times as long as the first.
+_FEWEST_GROWING = 8
+_RISING = 0.7
+_GROWTH = 1.5
 # An event is written again after this growth of its group, or after this time.
 _UPDATE_GROWTH = 1.5
 _UPDATE_APART_S = 600.0
@@ -222,6 +228,8 @@ class SlowStepGroup:
     epoch_starts: int = 0  # how many of them were the first step of an epoch
     # the numbers of the last of them
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))
+    # the times of these steps
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
     is_reported: bool = False  # whether the group is an event
     _last_occurrence: Occurrence | None = None
     _recent_s: float = 0.0  # the excess of about the last minute, as of ``_recent_at_s``; it decays exponentially
@@ -244,6 +252,7 @@ class SlowStepGroup:
         self.last_step = slow.step
         self.epoch_starts += occurrence.starts_epoch
         self.steps.append(slow.step)
+        self.steps_s.append(slow.step_s)
         self._recent_s = self.recent_s(occurrence.at_s) + slow.excess_s
         self._recent_at_s = occurrence.at_s
 
@@ -292,6 +301,7 @@ class SlowStepGroup:
         self.cause_s = 0.0
         self.epoch_starts = 0
         self.steps.clear()
+        self.steps_s.clear()
         self.first_step = occurrence.slow.step
         self.first_at_s = occurrence.at_s
         self.add(occurrence)
@@ -331,6 +341,19 @@ class SlowStepGroup:
         if is_close.mean() < _REGULAR_SHARE:
             return None
         return interval
+
+    def growth(self) -> tuple[float, float] | None:
+        """Return the seconds of the first and of the last slow steps if they take longer and longer; None otherwise."""
+        if self.times < _FEWEST_GROWING:
+            return None
+        steps_s = np.array(self.steps_s)
+        quarter = len(steps_s) // 4
+        first_s = float(np.median(steps_s[:quarter]))
+        last_s = float(np.median(steps_s[-quarter:]))
+        grows_steadily = rank_correlation(steps_s) >= _RISING
+        if grows_steadily and last_s >= _GROWTH * first_s:
+            return first_s, last_s
+        return None
 
     def share(self) -> float | None:
         """Return the share of slow steps among all steps since the first of them; None if they are too few."""

@@ -341,6 +341,7 @@ class WatchedRun:
         interval = group.interval()
         starts_epochs = group.starts_epochs()
         is_regular = interval is not None or starts_epochs
+        growth = group.growth()
         return WatchEvent(
             at_s=group.first_at_s,
             step=group.first_step,
@@ -353,6 +354,8 @@ class WatchedRun:
             times=group.times,
             cost_s=group.excess_s,
             steps=list(group.steps),
+            grew_from_s=None if growth is None else growth[0],
+            grew_to_s=None if growth is None else growth[1],
             every_steps=interval,
             starts_epochs=starts_epochs or None,
             share=None if is_regular else group.share(),

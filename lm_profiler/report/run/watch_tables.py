@@ -272,6 +272,9 @@ def _slow_steps_text(event: WatchEvent, step: str) -> str:
     elif event.share is not None and event.share >= _LEAST_SHARE:
         text += f", {event.share:.1%} of the steps"
     text += f": {step}"
+    if event.grew_from_s is not None and event.grew_to_s is not None:
+        first, last = duration_text(event.grew_from_s), duration_text(event.grew_to_s)
+        text += f"; they take longer and longer, {first} → {last}"
     if event.cost_s is not None:
         text += f"; they cost {duration_text(event.cost_s)} together"
     return text

@@ -63,6 +63,22 @@ def test_slow_steps_that_come_regularly_are_one_event_with_their_rhythm(every: i
     assert event.cost_s == pytest.approx(steps / every * 0.045, rel=0.1)
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_regular_slow_steps_that_take_longer_and_longer_are_told_with_their_first_and_last_times(grows: bool) -> None:
+    parts_s = parts_of(8000)
+    slow = list(range(666, 8000, 666))
+    delays_s = [0.1 + 0.02 * number for number in range(len(slow))]
+    if not grows:
+        delays_s = [delays_s[number * 5 % len(slow)] for number in range(len(slow))]
+    parts_s[slow, 0] += delays_s
+    event = max(events_of(parts_s), key=lambda event: event.times)
+    if grows:
+        assert event.grew_from_s == pytest.approx(0.11, abs=0.03)
+        assert event.grew_to_s == pytest.approx(0.31, abs=0.03)
+    else:
+        assert event.grew_from_s is None
+
+
 def test_every_fifth_step_that_is_slow_from_somewhere_on() -> None:
     parts_s = parts_of(12_000)
     parts_s[6000::5] += 0.006 * SHARES
