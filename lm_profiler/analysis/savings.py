@@ -64,6 +64,7 @@ _BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
+_FEW_BATCHES = 2.0  # from one iterator of a loader
 # samples: a smaller batch is expected to grow to this size, if memory allows
 _USUAL_BATCH = 8
 _SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
@@ -456,9 +457,12 @@ def _regular_wait_s(costs: StepCosts) -> float:
 def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     """Return the facts of a finding about the loader: how many workers would keep up with the rest of the step.
 
-    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` alone is
-    1 if more workers would not help. Empty if the number of workers or cores is unknown.
+    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` or
+    ``new_iterators`` alone is 1 if more workers would not help. Empty if the number of workers or cores is unknown.
     """
+    batches_per_iterator = costs.settings.batches_per_iterator or math.inf
+    if batches_per_iterator < _FEW_BATCHES:
+        return {"new_iterators": 1.0}
     workers = costs.settings.num_workers
     cores = costs.settings.cores
     rest_s = costs.step_s - costs.mean_s("data")

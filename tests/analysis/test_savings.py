@@ -83,6 +83,7 @@ def padded(unused: float, **facts: Any) -> Throughput:
 
 
 CASES: dict[str, tuple[str, float, RunRecord]] = {
+    "an iterator for each batch": ("input", 60.0, made({"data": 60.0}, settings=Settings(batches_per_iterator=1.0))),
     "the loader": ("input", 60.0, made({"data": 60.0}, settings=Settings(num_workers=0, cores=2))),
     "the program makes tensors of lists in its transfer": (
         "owner", 30.0, made({"transfer": 30.0}, python_times=[line(28.0, what="torch", phase="transfer", calls=1)]),

@@ -150,6 +150,10 @@ class HookMarks:
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
         self._earlier_iterator_ref: Callable[[], Any] = _no_iterator
+        # all batches that were fetched, and the iterators of loaders from which they came
+        self._all_fetches = 0
+        self._all_iterators = 0
+        self._last_iterator_ref: Callable[[], Any] = _no_iterator
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -361,6 +365,7 @@ class HookMarks:
         if self._checks_next_loop:
             self._note_loop_begin(iterator)
         self._end_step_if_done()
+        self._count_iterator(iterator)
         self._is_outside = False
         self._has_begun = True
         self._batches += 1
@@ -368,6 +373,22 @@ class HookMarks:
         timeline = self.timeline
         timeline.note((tape.DATA, timeline.clock()))
         return True
+
+    def _count_iterator(self, iterator: Any) -> None:
+        """Count a fetch, and its ``iterator`` unless the last batch came from the same one."""
+        self._all_fetches += 1
+        if iterator is None or iterator is self._last_iterator_ref():
+            return
+        self._all_iterators += 1
+        with suppress(TypeError):  # some iterators do not support weak references
+            self._last_iterator_ref = ref(iterator)
+
+    @property
+    def batches_per_iterator(self) -> float | None:
+        """The mean number of batches that one iterator of a DataLoader returned; None without iterators."""
+        if self._all_iterators == 0:
+            return None
+        return self._all_fetches / self._all_iterators
 
     def _end_fetch(self, batch: Any) -> None:
         """Note that the loop has its ``batch``."""
