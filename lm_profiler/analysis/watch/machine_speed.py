@@ -173,6 +173,9 @@ class _UsualParts:
         # (PARTS,) logarithms of the usual seconds; empty until they are known
         self._logs: NDArray[np.float64] = np.empty(0)
         self._blocks = 0  # number of blocks processed
+        # (PARTS,) of the last block: how far each part was from its usual time, and how far most parts were
+        self._last_distances: NDArray[np.float64] = np.zeros(len(PARTS))
+        self._last_common_move = 0.0
 
     @property
     def are_known(self) -> bool:
@@ -191,6 +194,13 @@ class _UsualParts:
         self._blocks += 1
         distances = _logs_of_parts(block) - self._logs
         common_move = self._common_move(distances)
+        if self._is_change_of_all(distances, common_move):
+            # From now on, this is the usual time of all parts.
+            self._logs = self._logs + distances
+            distances = np.zeros(len(PARTS))
+            common_move = 0.0
+        self._last_distances = distances
+        self._last_common_move = common_move
         # A part moves with the machine at most as far as most parts do. One that has not moved at all, such as a wait
         # for a disk, does not depend on the machine's speed.
         moves: NDArray[np.float64] = np.clip(
@@ -204,6 +214,22 @@ class _UsualParts:
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
         self._logs = self._logs + followed_share * changes
         return moves
+
+    def _is_change_of_all(
+        self, distances: NDArray[np.float64], common_move: float
+    ) -> bool:
+        """Return whether the program has changed one part by far, and in the same block all other parts have changed.
+
+        The change of the one part is then the cause of the others: after a sleep of some milliseconds, for example, a
+        CPU computes at half its speed for a while.
+        """
+        change = distances - self._last_distances
+        common_change = common_move - self._last_common_move
+        if abs(common_change) < _CHANGED_DISTANCE:
+            return False
+        largest_change = change[np.argmax(np.abs(change))]
+        is_far_beyond = abs(largest_change) - abs(common_change) > _LARGEST_DISTANCE
+        return bool(is_far_beyond and largest_change * common_change > 0.0)
 
     def _common_move(self, distances: NDArray[np.float64]) -> float:
         """Return how far most parts have moved in the same direction.

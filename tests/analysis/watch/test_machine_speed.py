@@ -111,6 +111,21 @@ def test_a_machine_that_becomes_slower_is_an_event_of_all_parts() -> None:
     assert change.against == pytest.approx(STEP_S, rel=0.03)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sleep_that_makes_the_rest_of_the_step_slower_is_the_change_with_all_that_it_costs(seed: int) -> None:
+    """As measured: after a sleep of 3 ms the CPU computes at half its speed, which wanders; the sleep is as long."""
+    seconds = rows(seed, 0.45)
+    wandering = speed_of_machine(seed)[4_000:, None]
+    seconds[4_000:, :-1] *= 2.0 * wandering
+    seconds[4_000:, PARTS.index("data")] = 0.003
+    seconds[:, -1] = seconds[:, :-1].sum(axis=1)
+    before_s, after_s = np.median(seconds[:4_000, -1]), np.median(seconds[4_000:, -1])
+    (change,) = of_program(levels(seconds))
+    assert (change.part, change.course, change.until_step) == ("data", None, None)
+    assert change.since_step == pytest.approx(4_001, abs=3)
+    assert size_s(change) == pytest.approx(after_s - before_s, rel=0.1)
+
+
 def test_a_part_that_does_not_wait_with_the_others_stays_as_it_is() -> None:
     """The machine doubles all parts but data, which waits for a disk: as long as before."""
     seconds = rows(2)
