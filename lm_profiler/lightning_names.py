@@ -23,14 +23,16 @@ def _name(path: str, purpose: str, consequence: str) -> PrivateName:
 
 FETCHED = _name(
     "action train_dataloader_next",
-    "where a batch is asked for, and a step ends",
+    "marks the request for a batch, which ends the step",
     "exit code 2",
 )
-STEPPED = _name("action optimizer_step", "where a step is done", "exit code 2")
+STEPPED = _name(
+    "action optimizer_step", "marks the end of the optimizer's step", "exit code 2"
+)
 EPOCH = _name(
     "action run_training_epoch",
-    "where the loop is left",
-    "the last epoch ends as any epoch does",
+    "marks the end of an epoch, and of the loop",
+    "the end of the loop is taken for the end of an epoch",
 )
 
 _NEXT = {
@@ -55,38 +57,46 @@ def fetch_action(trainer: Any, verb: str) -> str:
 
 FETCHER = _name(
     "FitLoop._data_fetcher",
-    "the loader's iterator, for prefetched batches",
+    "finds the loader's iterator, which has the number of prefetched batches",
     "prefetched batches unknown",
 )
-COMBINED = _name("CombinedLoader._iterator", "as above", "prefetched batches unknown")
+COMBINED = _name(
+    "CombinedLoader._iterator",
+    "finds the iterator of each of several loaders",
+    "prefetched batches unknown",
+)
 LOGGING = _name(
-    "Trainer._logger_connector", "names time spent on logging", "it is the loop's"
+    "Trainer._logger_connector",
+    "attributes time to logging",
+    "it is attributed to the loop",
 )
 SIGTERM_FLAG = _name(
     "_TrainingEpochLoop._broadcast_sigterm_tensor",
-    "names time of that broadcast",
-    "it is the loop's",
+    "attributes time to the broadcast of SIGTERM",
+    "it is attributed to the loop",
 )
 SIGNALS = _name(
     "Trainer._signal_connector",
-    "keeps Lightning from broadcasting in a signal's handler",
-    "it broadcasts",
+    "keeps Lightning from broadcasting in a signal handler",
+    "Lightning broadcasts there",
 )
 SIGTERM_HANDLER = _name(
-    "_SignalConnector._sigterm_notifier_fn", "as above: that handler", "it broadcasts"
+    "_SignalConnector._sigterm_notifier_fn",
+    "is the signal handler that broadcasts",
+    "Lightning broadcasts there",
 )
 COMPILED_STEPS = _name(
     "LightningModule._compiler_ctx",
     "recognizes steps that Lightning compiled",
-    "taken as eager",
+    "they are taken for eager steps",
 )
 
 # Classes that are recognized by their names.
 
 TUNER_EXIT = _name(
     "_TunerExitException",
-    "recognizes a Tuner's trial, which is no run",
-    "it is recorded as a failure",
+    "recognizes the end of a Tuner's trial, which is not a run",
+    "the trial is recorded as a failed run",
 )
 
 # Ranks that Lightning starts.
@@ -94,39 +104,41 @@ TUNER_EXIT = _name(
 LAUNCHER = _name(
     "lightning.pytorch.strategies.launchers._MultiProcessingLauncher",
     "recognizes ranks that Lightning forks or spawns; our launcher reports how they end",
-    "they end as Lightning has it",
+    "Lightning's own launcher reports them",
 )
 OBSERVER = _name(
     "lightning.fabric.strategies.launchers.subprocess_script._ChildProcessObserver",
-    "keeps it from killing this process before the record is written",
-    "it may kill this process first",
+    "keeps Lightning from killing this process before the record is written",
+    "Lightning may kill this process first",
 )
 START_METHOD = _name(
     "_MultiProcessingLauncher._start_method",
     "recognizes forked ranks",
-    "they end as Lightning has it",
+    "Lightning's own launcher reports them",
 )
 RUNS_RANK = _name(
     "_MultiProcessingLauncher._wrapping_function",
-    "what a rank runs",
-    "they end as Lightning has it",
+    "is the function that a rank runs",
+    "Lightning's own launcher reports them",
 )
 LAUNCHED_BY = _name(
-    "Strategy._launcher", "puts our launcher there", "they end as Lightning has it"
+    "Strategy._launcher",
+    "is replaced by our launcher",
+    "Lightning's own launcher reports them",
 )
 OBSERVED = _name(
     "_ChildProcessObserver._child_processes",
-    "as above: whom it observes",
-    "it may kill this process",
+    "is the list of processes whose death makes Lightning kill this process",
+    "Lightning may kill this process first",
 )
 
 DATA_PARALLEL_SIZE = _name(
     "ModelParallelStrategy._data_parallel_size",
     "fsdp2: divides the data among all processes",
-    "fsdp2 is refused by Lightning",
+    "Lightning refuses fsdp2",
 )
 
-# The command line. Without this one ``fit`` refuses: it would train while it reads its options.
+# The command line. Without this name ``fit`` refuses to run, because it would train while it reads its options.
 
 RUN_VERB = _name(
     "LightningCLI._run_subcommand",

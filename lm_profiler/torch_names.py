@@ -111,11 +111,13 @@ def _find(path: str) -> Any:
 
 _DISPATCH = "torch.utils._python_dispatch"
 DISPATCH_MODE = PrivateName(
-    f"{_DISPATCH}.TorchDispatchMode", "sees each operator", "FLOPs and plans unknown"
+    f"{_DISPATCH}.TorchDispatchMode",
+    "observes each operator",
+    "FLOPs and plans unknown",
 )
 MODE_STACK = PrivateName(
     f"{_DISPATCH}._get_current_dispatch_mode_stack",
-    "whether the counter may be left",
+    "shows whether the FLOP counter can be left",
     "FLOPs unknown",
 )
 GRAPH_TASK = PrivateName(
@@ -125,37 +127,41 @@ GRAPH_TASK = PrivateName(
 )
 
 OPERATOR_SCHEMA = PrivateName(
-    "OpOverload._schema", "which arguments an operator changes", "needless work unknown"
+    "OpOverload._schema",
+    "shows which arguments an operator changes",
+    "needless work unknown",
 )
 
 # Trees of tensors.
 
 TREE_LEAVES = PrivateName(
     "torch.utils._pytree.tree_leaves",
-    "all tensors of a batch or call",
+    "lists all tensors of a batch or a call",
     "FLOPs, samples unknown",
 )
 TREE_MAP = PrivateName(
     "torch.utils._pytree.tree_map",
-    "a batch with other tensors in it",
+    "replaces the tensors of a batch by others",
     "no audit; plans unknown",
 )
 
 # Memory.
 
 RECORD_HISTORY = PrivateName(
-    "torch.cuda.memory._record_memory_history", "memory.history: begins", "no history"
+    "torch.cuda.memory._record_memory_history",
+    "begins the recording of memory.history",
+    "no history",
 )
 HISTORY = PrivateName(
-    "torch.cuda.memory._snapshot", "memory.history: what is dumped", "no history"
+    "torch.cuda.memory._snapshot", "returns the recorded memory.history", "no history"
 )
 
 # Compilation.
 
 DYNAMO = PrivateName(
     "torch._dynamo.utils",
-    "how many graphs were compiled, when and why",
-    "read as: nothing is",
+    "counts compilations, with their time and reason",
+    "no compilation is reported",
 )
 COMPILED_CALL = PrivateName(
     "Module._compiled_call_impl",
@@ -167,18 +173,18 @@ COMPILED_CALL = PrivateName(
 
 PROFILER_ENABLED = PrivateName(
     "torch.autograd.profiler._is_profiler_enabled",
-    "recognizes the user's own",
+    "recognizes a profiler of the user",
     "no trace",
 )
 PREPARE_TRACE = PrivateName(
-    "profile._prepare_trace", "gives way to one that the user starts", "no trace"
+    "profile._prepare_trace", "stops our profiler if the user starts one", "no trace"
 )
 
 # The loader.
 
 READY = PrivateName(
     "_MultiProcessingDataLoaderIter._data_queue",
-    "prefetched batches",
+    "counts prefetched batches",
     "prefetched batches unknown",
 )
 
@@ -186,27 +192,33 @@ READY = PrivateName(
 
 DDP_FACTS = PrivateName(
     "DistributedDataParallel._get_ddp_logging_data",
-    "how many buckets DDP has",
+    "counts the buckets of DDP",
     "arrivals unknown",
 )
 _C10D = "torch.distributed.distributed_c10d"
 WORLD = PrivateName(
-    f"{_C10D}._world", "all process groups", "arrivals and NCCL's durations unknown"
+    f"{_C10D}._world",
+    "lists all process groups",
+    "arrivals and NCCL's durations unknown",
 )
 DEFAULT_STORE = PrivateName(
-    f"{_C10D}._get_default_store", "messages between ranks", "several ranks: no profile"
+    f"{_C10D}._get_default_store",
+    "exchanges messages between ranks",
+    "several ranks: no profile",
 )
 TIME_COLLECTIVES = PrivateName(
-    "ProcessGroup._enable_collectives_timing", "has NCCL time them", "durations unknown"
+    "ProcessGroup._enable_collectives_timing",
+    "makes NCCL time collectives",
+    "durations unknown",
 )
 FLIGHT_RECORDER = PrivateName(
     "torch._C._distributed_c10d._dump_fr_trace",
-    "when each was called",
+    "reads when each collective was called",
     "arrivals unknown",
 )
 NCCL_RECORDER = PrivateName(
     "torch._C._distributed_c10d._dump_nccl_trace",
-    "the same of NCCL",
+    "reads when each collective of NCCL was called",
     "arrivals unknown",
     "2.11 to 2.14",
 )
@@ -215,20 +227,26 @@ NCCL_RECORDER = PrivateName(
 
 FAKES = PrivateName(
     "torch._subclasses.fake_tensor",
-    "tensors without data, and why they have no value",
+    "makes tensors without data, and reports why one has no value",
     "plan unknown",
 )
 NO_MODES = PrivateName(
-    f"{_DISPATCH}._disable_current_modes", "computes unseen", "plan unknown"
+    f"{_DISPATCH}._disable_current_modes",
+    "computes without being observed",
+    "plan unknown",
 )
 BACKWARD_NODE = PrivateName(
-    "torch._C._current_autograd_node", "whose backward runs", "no line in backward"
+    "torch._C._current_autograd_node",
+    "identifies the node whose backward runs",
+    "no line in backward",
 )
 NODE_NUMBER = PrivateName(
-    "Node._sequence_nr", "joins an operator and its backward", "as above"
+    "Node._sequence_nr", "connects an operator with its backward", "no line in backward"
 )
 NEXT_NODE_NUMBER = PrivateName(
-    "torch.autograd._get_sequence_nr", "the number of a node to come", "as above"
+    "torch.autograd._get_sequence_nr",
+    "predicts the number of the next node",
+    "no line in backward",
 )
 APPLY = PrivateName(
     "Module._apply",
@@ -237,13 +255,13 @@ APPLY = PrivateName(
 )
 FAKE_GROUP = PrivateName(
     "torch.testing._internal.distributed.fake_pg.FakeStore",
-    "a process group of one",
+    "makes a process group of one process",
     "plan of ranks unknown",
 )
 WHOLE_SHAPES = PrivateName(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
-    "computes the shape of all shards together, of tensors that nobody holds",
-    "a plan counts them as held",
+    "computes the shape of a sharded tensor, on tensors that are never allocated",
+    "a plan counts these tensors as allocated",
     "2.11 to 2.13",
 )
 

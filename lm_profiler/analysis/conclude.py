@@ -825,7 +825,7 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
         **_shared_fields(record), rows=rows, world_size=world_of(record) or 1
     )
     concluded = conclude(evidence)
-    reason = "rank 0 wrote no end of the run"
+    reason = "rank 0 did not record how the run ended"
     if record.status == "unfinished":
         reason = f"unfinished: {UNFINISHED}"
     measured_steps = count_text(concluded.steps.get("measure", 0), "measured step")

@@ -36,20 +36,20 @@ _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 _GAUGES = {
     "tokens_per_second": (
         "lm_profiler_tokens_per_second",
-        "Tokens per second of the last steps, of this rank.",
+        "Tokens per second on this rank in the last steps.",
     ),
     "useful_tokens_per_second": (
         "lm_profiler_useful_tokens_per_second",
-        "Tokens per second without padding, of this rank.",
+        "Tokens per second without padding, on this rank in the last steps.",
     ),
     "samples_per_second": (
         "lm_profiler_samples_per_second",
-        "Samples per second of the last steps, of this rank.",
+        "Samples per second on this rank in the last steps.",
     ),
     "mfu": ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps."),
     "data_share": (
         "lm_profiler_data_share_ratio",
-        "Share of the last steps that waits for data.",
+        "Share of the time of the last steps spent waiting for data.",
     ),
 }
 
@@ -125,7 +125,7 @@ class RunMetrics:
         if self._last_ns is not None:
             last_s = self.epoch_s + self._last_ns * 1e-9
         name = "lm_profiler_last_step_timestamp_seconds"
-        yield self._gauge(name, "When the last step ended, since 1970.", last_s)
+        yield self._gauge(name, "Unix time at which the last step ended.", last_s)
 
     @property
     def _label_values(self) -> list[str]:
@@ -166,7 +166,7 @@ class RunMetrics:
 
         metric = CounterMetricFamily(
             "lm_profiler_tokens",
-            "Tokens that were trained on.",
+            "Number of tokens in all batches so far.",
             labels=list(self.labels),
         )
         metric.add_metric(self._label_values, tokens)
@@ -178,7 +178,7 @@ class RunMetrics:
 
         metric = GaugeMetricFamily(
             "lm_profiler_memory_bytes",
-            "Memory in use between two steps, now and at most.",
+            "Memory in use between two steps: current value and peak.",
             labels=[*self.labels, "kind"],
         )
         for kind, kind_bytes in self._memory_bytes.items():

@@ -194,7 +194,7 @@ class HookedLoop:
         if len(self.modules) != 1:
             raise UncountableError("the loop trains several models")
         if self._first_call is None:
-            raise UncountableError("the model was never seen being called with tensors")
+            raise UncountableError("no call of the model with tensors was seen")
         called_module, arguments = self._first_call
         if called_module is not self.modules[0]:
             raise UncountableError("the loop calls a part of its model")

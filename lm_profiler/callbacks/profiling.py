@@ -49,22 +49,22 @@ class Admits(Protocol):
 
 
 class TrainingProfiler(Callback):
-    """Profiles each ``verb`` of its Trainer, and leaves the others alone.
+    """Profiles each run of ``verb`` by its Trainer; other verbs are not profiled.
 
     Args:
         stages: how long to warm up and to measure.
         memory: peak memory by phase.
         trace: the PyTorch profiler's trace.
-        launch: how the run was started; for the record.
+        launch: how the run was started, which its record states.
         peak_flops_per_s: dense peak of one device, instead of the built-in table's.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
         verbose: print all figures below the table, as ``lm_profiler report`` of the run does.
         numerics: compare the numerical results of the precision with float32.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
-        log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+        log_dir: folder of all runs; each run is written to ``<name>/version_<n>`` below it.
         actions: measure which code uses the time outside all phases.
-        export: other places than the run's own folder to which the results go.
+        export: places to which results are sent, besides the run's folder.
         watch: keep measuring until training ends, and report when and why it gets slower; the fit is then not ended.
 
     ``record`` holds the run's record once it is written, ``folder`` its folder.

@@ -166,7 +166,7 @@ class Admission:
         if _refusal_is_reported:
             return
         _refusal_is_reported = True
-        hint = "`lm_profiler run --trainer=2` profiles that of its second Trainer"
+        hint = "`lm_profiler run --trainer=2` profiles its second Trainer"
         print_message(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:

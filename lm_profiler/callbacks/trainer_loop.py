@@ -216,7 +216,9 @@ class TrainerLoop:
 
         def report_no_step(place: str) -> None:
             cause = "the loader is empty, or every batch is skipped"
-            report(f"{place} had no step, and the Trainer has no other limit: {cause}")
+            report(
+                f"{place} had no step: {cause}. No max_steps or max_time ends the Trainer, so the run was stopped"
+            )
 
         self.phases = PhaseProfiler(
             self.trainer,

@@ -102,8 +102,9 @@ class WatchOutput:
         except OSError as error:
             if not self._was_reported:
                 self._was_reported = True
+                kept = "their contents are kept as far as memory allows"
                 self.report(
-                    f"watch files cannot be written, and are kept as far as memory allows: {error_text(error)}"
+                    f"watch files cannot be written; {kept}: {error_text(error)}"
                 )
             return False
         return True

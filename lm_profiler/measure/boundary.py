@@ -25,7 +25,7 @@ from lm_profiler.torch_names import NameMissing
 Result = TypeVar("Result")
 
 # the end of most messages: an instrument has failed, and the profile continues without it
-_TAKEN_OUT = "failed and was taken out"
+_TAKEN_OUT = "failed and was disabled"
 _MOST_CHARACTERS = 300  # that are shown of an error's message
 
 

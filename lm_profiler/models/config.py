@@ -80,7 +80,7 @@ class TransformerConfig:
         check_attention_name(self.attention)
         decreasing = (self.num_layers + 1, *self.checkpoint_every, 0)
         is_nested = all(outer > inner for outer, inner in pairwise(decreasing))
-        expected = f"1 to num_layers ({self.num_layers}) blocks per checkpoint, each number below the one before"
+        expected = f"1 to num_layers ({self.num_layers}) blocks per checkpoint, in decreasing order"
         expect(is_nested, "checkpoint_every", expected, list(self.checkpoint_every))
 
     def _check_heads(self) -> None:

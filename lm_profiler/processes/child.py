@@ -142,7 +142,7 @@ class Child(Generic[Answer]):
     def _receive(self) -> tuple[str, Any]:
         """Wait for the child's message, end the child, and return the kind of the message and its content."""
         if self._link is None:
-            raise self._start_error or NoAnswer("the child was ended before")
+            raise self._start_error or NoAnswer("the child process was ended before")
         try:
             seconds_left = max(self._deadline - time.monotonic(), 0.0)
             if not self._link.poll(seconds_left):

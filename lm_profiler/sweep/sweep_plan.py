@@ -51,7 +51,7 @@ def part_of(text: str) -> SweepPart:
     expect(
         1 <= part.number <= part.count,
         "part",
-        "a part such as 1/8, from the first to the last",
+        "a part such as 1/8, up to 8/8",
         text[:100],
     )
     return part
@@ -71,7 +71,7 @@ class SweepRequest:
         list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
         options: Further options of every cell.
         verb: The verb that the cells run; it can be swept too, as in --grid.verb fit,validate.
-        repeats: Number of runs of each cell, in rounds of random order.
+        repeats: Number of runs of each cell. In each round, all cells run once, in random order.
         seed: Seed of this random order.
         timeout_s: Time limit of a cell in seconds; if not given, there is none.
         name: Name of the sweep; if not given, the file's.

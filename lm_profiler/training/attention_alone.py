@@ -22,19 +22,19 @@ FILLER_BYTES = 256 * 2**20
 class AttentionAlone(LightningModule):
     """Attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
 
-    Q, K and V are the module's parameters, so that its memory is attention's input. Gradients are cleared at the
-    end of each step: the next starts with Q, K and V. There is no optimizer. Data set the number of sequences
-    and tokens: see `EmptyBatches`.
+    Q, K and V are the module's parameters, so that the module's memory is the input of attention. Gradients are cleared
+    at the end of each step, so that each step starts with only Q, K and V. There is no optimizer. The data determines
+    the numbers of sequences and tokens: see `EmptyBatches`.
 
     Args:
         d_model: Width of Q, K and V (D).
-        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
+        attention: `sdpa` is PyTorch's fused attention, `math` computes scores, mask and softmax one by one;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
-        attention_options: Further arguments of your own function, such as the sizes of its tiles and its warps.
+        attention_options: Further arguments of your own attention function, such as tile sizes and the number of warps.
         is_causal: Whether a token does not see later tokens.
-        compile: Compile it with torch.compile.
+        compile: Compile the attention function with torch.compile.
         flush_cache: Overwrite 256 MiB before each pass, so that no cache holds Q, K and V, as `triton.testing.do_bench`
-            does. That time is in no pass; the 256 MiB are in all figures of memory.
+            does. The time of this is in no pass; the 256 MiB are in all figures of memory.
     """
 
     model: LoneAttention

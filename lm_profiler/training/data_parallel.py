@@ -30,13 +30,14 @@ class WrappedDDP(DDPStrategy):
 
     ``wrapper`` is a module's class. It wraps the LightningModule, is called like it, and has
     ``finish_gradient_synchronization()``, which is called before clipping and the optimizer's step: then gradients are
-    means over the ranks. Where gradients accumulate, that is after each backward, unless the wrapper has ``no_sync()``.
+    means over the ranks. If gradients are accumulated, it is called after each backward pass, unless the wrapper has
+    ``no_sync()``.
 
     Args:
         wrapper: The class, as ``package.module:Class``.
-        wrapper_options: Further arguments of the class by name, such as ``compute_dtype: bfloat16``. Where a
-            name ends in ``dtype``, the name of torch's dtype becomes that dtype.
-        options: Those of Lightning's DDPStrategy.
+        wrapper_options: Further arguments of the class by name, such as ``compute_dtype: bfloat16``. If the name of an
+            argument ends in ``dtype``, the name of a torch dtype is converted to the dtype.
+        options: Options of Lightning's DDPStrategy.
     """
 
     def __init__(

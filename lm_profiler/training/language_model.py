@@ -113,29 +113,31 @@ class LanguageModel(LightningModule):
         num_kv_heads: Heads of keys and values, a divisor of num_heads, that groups of query heads share (grouped-query
             attention); the preset's if not given.
         head_width: Width of a head; the preset's, or d_model / num_heads, if not given.
-        vocab_size: Number of token ids, which the data follows; the preset's if not given.
+        vocab_size: Number of token ids, also in the generated data; the preset's if not given.
         tied_embeddings: Use the token embedding as the LM head's matrix too; the preset's if not given.
-        num_experts: Feed-forward layers per block, each of width d_ff, between which a router chooses (mixture of
-            experts); 0 is one layer without a router; the preset's if not given.
-        experts_per_token: Experts that compute each token; the preset's, or 2, if not given.
-        fp8: Multiply the matrices of attention and SwiGLU in FP8 (8-bit floats), on a GPU that can.
-        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
+        num_experts: Number of experts per block (mixture of experts): feed-forward layers of width d_ff, among which a
+            router chooses. 0 for a single layer without a router; the preset's if not given.
+        experts_per_token: Number of experts that process each token; the preset's, or 2, if not given.
+        fp8: Multiply the matrices of attention and SwiGLU in FP8 (8-bit floats), on a GPU that supports it.
+        attention: `sdpa` is PyTorch's fused attention, `math` computes scores, mask and softmax one by one;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
         activation_checkpointing: Keep only each block's input; recompute the rest in the backward pass.
-        checkpoint_every: The same for this many blocks together; [8, 2] nests twos in eights.
+        checkpoint_every: Keep only the input of each group of this many blocks; [8, 2] nests groups of 2 blocks within
+            groups of 8.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        loss: `plain` makes all logits at once; `chunked` those of 1,024 tokens at a time, and again in the backward
-            pass.
+        loss: `plain` computes all logits at once; `chunked` computes the logits of 1,024 tokens at a time, and again in
+            the backward pass, which saves memory.
         optimizer: adamw, sgd; `muon` updates the matrices of the blocks with Muon and the rest with AdamW; `none` runs
             forward and backward alone, without clipping; `package.module:Class` takes (parameters, lr, weight_decay),
             and is checked before it is timed.
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
-        fused: Fused optimizer kernel; if not given, whenever the device has one and the run can use it.
+        fused: Use a fused optimizer kernel; if not given, one is used whenever the device has it and the run can use
+            it.
         shard_optimizer_states: Each process of DDP keeps the optimizer's states of a part of the parameters, and sends
-            that part to the others after its step (ZeRO stage 1, torch's ZeroRedundancyOptimizer).
-        metrics: Keep loss and perplexity with torchmetrics, and log them, as a real training does.
+            these parameters to the other processes after its step (ZeRO stage 1, torch's ZeroRedundancyOptimizer).
+        metrics: Compute loss and perplexity with torchmetrics and log them, as a real training does.
     """
 
     model: Transformer

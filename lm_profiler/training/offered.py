@@ -40,7 +40,7 @@ class TorchOptions:
         expect(
             bool(parts),
             "torch.compile",
-            "a module that has parts with weights before training begins",
+            "a module whose parts have weights before training begins",
             None,
         )
         for part in parts:

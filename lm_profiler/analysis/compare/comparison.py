@@ -547,10 +547,10 @@ def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
         return []
     if work:
         return [
-            "the machine was busy: times are upper bounds; figures without waiting for a CPU decide"
+            "other programs used the machine: times are upper bounds; figures without waiting for a CPU decide"
         ]
     return [
-        "the machine was busy: times are upper bounds, and no figure without the effect of its load is known"
+        "other programs used the machine: times are upper bounds, and no figure without their effect is known"
     ]
 
 
@@ -566,7 +566,7 @@ def _notes_on_runs(a: Side, b: Side) -> list[str]:
         notes.append("B is a single run: its scatter is assumed to equal that of A")
     elif min(runs_a, runs_b) == 2:
         notes.append(
-            "two runs hardly show how runs scatter: with three per side intervals are several times narrower"
+            "two runs per side hardly show how much runs differ: with three, intervals are several times narrower"
         )
     began_a = [run.record.started for run in a.runs]
     began_b = [run.record.started for run in b.runs]

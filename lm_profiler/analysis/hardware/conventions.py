@@ -51,7 +51,7 @@ def conventions(record: RunRecord) -> list[Convention]:
             record,
             sizes,
             DISPATCHED,
-            "FLOPs of all matmuls, convolutions and attention that ran, but recomputation",
+            "FLOPs of all matmuls, convolutions and attention that ran, except recomputation",
             "lm_profiler",
             sizes.dispatched_flops / sizes.tokens,
         ),
@@ -110,7 +110,7 @@ def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
         "6·N + 12·L·H·Q·T",
         "Chowdhery et al. 2022, appendix B",
         flops_per_token,
-        missing="fused attention",
+        missing="the FLOPs of fused attention",
     )
 
 
@@ -118,6 +118,9 @@ def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as Megatron-LM's paper counts them."""
     flops_per_token = None
     layers, width, vocabulary = sizes.layers, sizes.width, sizes.vocabulary
+    missing = "the FLOPs of fused attention"
+    if not (layers and width and vocabulary):
+        missing = "the layers, width and vocabulary of the model"
     if layers and width and vocabulary and sizes.attention_per_token is not None:
         blocks = 72 * layers * width**2
         logits = 6 * vocabulary * width
@@ -129,7 +132,7 @@ def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
         "72·L·h²·(1 + T/(6·h) + V/(12·L·h)), for a feed-forward width of 4·h",
         "Narayanan et al. 2021, section 5.1, without recomputation",
         flops_per_token,
-        missing="layers, width and vocabulary of the model, or fused attention",
+        missing=missing,
     )
 
 
@@ -154,14 +157,14 @@ def _torchtitan(record: RunRecord, sizes: _Sizes) -> Convention:
     flops_per_token = None
     if sizes.in_products is not None and sizes.attention_per_token is not None:
         flops_per_token = 6 * sizes.in_products + sizes.attention_per_token
-    missing = "fused attention"
+    missing = "the FLOPs of fused attention"
     if sizes.in_products is None:
         missing = "the parameters that a token is multiplied by"
     return _convention(
         record,
         sizes,
         "torchtitan",
-        "6·N without embeddings that are looked up, of experts those of a token, + 12·L·H·Q·T",
+        "6·N + 12·L·H·Q·T, where N excludes embeddings that are looked up and counts only the experts of a token",
         "torchtitan, get_moe_model_nparams_and_flops; windows count in full",
         flops_per_token,
         missing,

@@ -477,9 +477,7 @@ def _transfer_text(finding: Finding, settings: Settings) -> str:
         return (
             "Pin the batches' memory (pin_memory=True): copies then overlap with work."
         )
-    return (
-        "Send less: token ids as int32 instead of int64, and only what the step uses."
-    )
+    return "Send less to the device: token ids as int32 instead of int64, and only what the step uses."
 
 
 def _reload_text(finding: Finding, settings: Settings) -> str:

@@ -51,11 +51,11 @@ class StageOptions:
 
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
-        measure_steps: Steps to measure; 0 if a run is only watched. If not given, at least 40 steps and 10 s, but
-            at most a minute (10 steps if they take longer) and no more steps than the loop has for all stages; 40 steps
-            where the rest of training is watched.
-        until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
-            both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
+        measure_steps: Steps to measure; 0 to only watch the run. If not given, at least 40 steps and 10 s, but at most
+            a minute (or 10 steps, if these take longer), and no more steps than the loop has for all stages. If the
+            rest of training is watched, 40 steps.
+        until_ci: Measure until the level of the step time is known to this share, such as 0.005 (half the width of its
+            95 % interval), instead of measure_steps. This is checked after 10 steps, and again after each quarter more.
         max_steps: Maximum number of steps to measure with until_ci.
         max_seconds: Maximum seconds to measure with until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training continues without the instruments.
@@ -128,9 +128,10 @@ class ActionsOptions:
     """Measure which code uses the time outside all phases.
 
     Args:
-        steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
-            figure. If every fifth measured step was slow, as many more are timed as show a slow one, unless several
-            ranks train. With 0 the owners are unknown. In one more step the program's Python is traced line by line.
+        steps: Steps after the measured ones in which every action of the loop is timed by name; no other figure
+            includes them. If slow steps recur, such as every fifth one, enough steps are timed to include a slow one,
+            unless several ranks train. With 0, it is unknown which code uses that time. In one more step, the program's
+            Python code is traced line by line.
     """
 
     steps: int = 3
@@ -145,8 +146,8 @@ class MemoryOptions:
 
     Args:
         steps: Steps after the measured ones in which memory is read wherever a phase begins or ends, and FLOPs are
-            counted; they are not timed. With 0, FLOPs are counted from shapes alone when the run is over, which takes
-            some seconds; if trace.steps is 0 too, they are not counted.
+            counted; they are not timed. With 0, FLOPs are counted from shapes alone after the run, which takes a few
+            seconds; if trace.steps is 0 too, FLOPs are not counted.
         history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 
@@ -174,13 +175,13 @@ class TraceOptions:
     """Record a trace with the PyTorch profiler.
 
     Args:
-        steps: Steps to trace, after all timed steps; one more runs before them, in which the profiler warms up.
-            0 for no trace.
-        record_shapes: Keep the operators' input shapes, from which the waterfall computes bytes and FLOPs.
-        with_stack: Keep the Python stacks (large).
-        profile_memory: Keep allocations (large).
+        steps: Steps to trace, after all timed steps; 0 for no trace. One more step runs before them, to warm up
+            torch.profiler.
+        record_shapes: Record the input shapes of operators, from which the waterfall computes bytes and FLOPs.
+        with_stack: Record Python stacks, which makes the trace large.
+        profile_memory: Record allocations of memory, which makes the trace large.
         nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; for the built-in model with
-            attention=math also its scores, softmax and values.
+            attention=math, also the computation of scores, softmax and values.
         cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
             so that nsys profile --capture-range=cudaProfilerApi records only these steps.
     """
@@ -206,9 +207,9 @@ class NumericsOptions:
     Args:
         audit: After the run, pass its first batch through copies of the model, in its precision and in float32. Record
             the dtypes of parameters, outputs and gradients, and how far loss, logits and gradients differ. This takes
-            two steps, and the memory of a second model and its gradients.
-        losses: Keep losses and gradient norms of this many first steps too. This adds a callback, so do not use it if
-            the step times matter.
+            the time of two steps, and memory for a second model and its gradients.
+        losses: Also record loss and gradient norm of this many steps at the beginning. This adds a callback, so do not
+            use it if the step times matter.
     """
 
     audit: bool = False
@@ -301,7 +302,8 @@ class WatchOptions:
     """Keep measuring until training ends, and report when and why it gets slower.
 
     Args:
-        traces: Whether steps are traced: on demand, after a change of level, and where a slow step's cause repeats.
+        traces: Trace steps of a watched run: on request, after a change in the level of step times, and when slow steps
+            of the same cause recur.
     """
 
     traces: bool = True

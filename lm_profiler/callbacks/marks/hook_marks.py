@@ -417,7 +417,7 @@ class HookMarks:
         self._checks_next_loop = False
         if iterator is not None and iterator is self._earlier_iterator_ref():
             self._report_once(
-                "a loop over batches runs within a step of another loop: each step of an optimizer is a step of its own"
+                "a loop over batches runs within a step of another loop: each step of an optimizer counts as a step"
             )
             return
         # a weak reference, so that the workers of a loader can end with its iterator

@@ -57,7 +57,7 @@ for example:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ComparisonOptions):
-    """Run a verb in two trees A and B in turns, in fresh processes, until the verdict is FASTER, SLOWER or SAME.
+    """Run a verb in two trees A and B, alternately and in fresh processes, until B is FASTER, SLOWER or the SAME.
 
     A tree is a folder, or `git:REF` for a commit of this repository, which is checked out into a temporary worktree.
     After -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
@@ -65,10 +65,11 @@ class Options(ComparisonOptions):
     Args:
         a: The tree of A.
         b: The tree of B.
-        a_options: Additional options of A's call.
-        b_options: Additional options of B's call.
+        a_options: Options that are added to the call in A.
+        b_options: Options that are added to the call in B.
         budget: Time for all runs, such as 90s, 10m or 1h.
-        log_dir: Folder of the runs, which are in a/version_<n> and b/version_<n>. If it exists, _2 is appended.
+        log_dir: Folder for the runs, which are stored in a/version_<n> and b/version_<n> below it. If the folder
+            exists, _2 is appended to its name.
     """
 
     PROGRAM_EXAMPLE: ClassVar[str] = "fit --config demo"
@@ -156,7 +157,7 @@ def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
     notes = [
         *comparison.notes,
         f"{pairs.end_reason}; the interval of the deciding figure is corrected for repeated checks",
-        f"{spread.text}; the runs of the pairs have more weight",
+        f"{spread.text}; the differences between the runs of the pairs have more weight",
     ]
     return replace(
         comparison,

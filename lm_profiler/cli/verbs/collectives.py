@@ -37,15 +37,15 @@ _MAX_BYTES = 1 << 40
 class Options:
     """Time collectives between processes of this machine at several sizes: medians with intervals, and bandwidths.
 
-    A repeat ends when the slowest process has finished. Each result is checked once.
+    The time of a repeat is that of the slowest process. The result of each collective is checked once.
 
     Args:
         ops: all_reduce, all_gather, reduce_scatter, broadcast; if not given, all of them.
         sizes: Sizes such as 1MB or 64MiB, summed over all processes, as nccl-tests counts them.
         processes: Number of processes; several numbers are measured one after another. If not given, 2 or one per GPU.
         backend: gloo (on the CPU) or nccl (one GPU per process); if not given, nccl with several GPUs, else gloo.
-        repeats: Largest number of repeats of a row.
-        budget_s: Seconds that a row may take; six repeats are made in any case.
+        repeats: Maximum number of repeats of each measurement, which is a row of the table.
+        budget_s: Time limit of each measurement in seconds; at least six repeats are made.
         format: terminal, markdown, latex, typst, csv, json or parquet; if not given, it follows from the suffix of
             output.
         output: Write the table to this file.
@@ -73,7 +73,7 @@ class Options:
         expect(
             self.repeats >= 6,
             "repeats",
-            "6 or more, without which there is no interval",
+            "6 or more, because fewer give no interval",
             self.repeats,
         )
         expect(

@@ -40,9 +40,9 @@ class ComparisonOptions:
     """The assumptions of a comparison, and its output.
 
     Args:
-        fail_on: Exit with 1 if B is SLOWER; with unclear, also if it is UNCLEAR.
-        spread: How far equal processes differ (std, as a share such as 0.03). If not given, the value that selftest
-            measured on this machine, or else 0.05.
+        fail_on: With slower, exit with 1 if B is SLOWER; with unclear, also if the verdict is UNCLEAR.
+        spread: Standard deviation of the step time between equal processes, as a share such as 0.03. If not given, the
+            value that selftest measured on this machine, or else 0.05.
         same_within: B is SAME if the difference is certainly below this share.
         format: terminal, markdown, json, or junit for CI services.
         github: In a GitHub job, append a summary, set the outputs verdict, ratio, low and high, and print an
@@ -123,7 +123,7 @@ class Options(ComparisonOptions):
 
     Args:
         config: A YAML file of these options.
-        folders: Two folders, A and B, each with a run, with its repeats, or of a cell of a sweep.
+        folders: Two folders, A and B; each is a run, a folder of repeated runs, or a cell of a sweep.
         a: The runs of A, if they are in several folders.
         b: The runs of B, if they are in several folders.
         unlike: Compare the runs even if they do different work.

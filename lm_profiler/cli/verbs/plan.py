@@ -130,7 +130,7 @@ class Options:
             expect(
                 self.output.parent.is_dir(),
                 "output",
-                "a file in a folder that is there",
+                "a file in a folder that exists",
                 str(self.output),
             )
 

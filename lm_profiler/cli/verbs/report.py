@@ -131,12 +131,15 @@ class Options:
         layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
             run with means and standard deviations. devices: a row per size, a column per device. modes: forward only,
             forward + backward, full step. warmups: a row for each pass and number of warm-up steps. kernels: by context
-            length, the share of matmuls, the largest kernel of each pass, and the largest that is not a product.
-        warmup: Drop this many first steps of each run instead of its own warm-up; several numbers give several rows.
+            length, the share of matmuls, the largest kernel of each pass, and the largest kernel that is not a matrix
+            product.
+        warmup: Leave out this many steps at the beginning of each run, instead of the run's own warm-up steps; several
+            numbers give several rows.
         steps: Use this many steps of each run, and leave out runs with fewer steps.
         kernels: Print the kernels that took the most time, from the trace of each run.
         mfu: Print the MFU of each run by the conventions of several projects, with their formulas and sources.
-        again: Judge each run again from its evidence by the rules of this version, and show the differences.
+        again: Compute the conclusions about each run again from its stored evidence, by the rules of this version, and
+            show the differences.
         allocations: Print the largest allocations at the peak of one step, the tensors that are saved for backward, and
             the memory at three moments.
         plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; or line, bars or heat, which show the

@@ -51,7 +51,7 @@ class Options:
         verb: What to profile: fit, validate, test or predict.
         trainer: Number of the Trainer in the program, counted from 1; if not given, the first that runs the verb.
         watch: Keep watching until training ends, and report when and why it gets slower.
-        export_trackers: Also log the main figures to the Trainer's loggers when the stages are over; all logs every
+        export_trackers: Also log the main figures to the Trainer's loggers when the stages are over; `all` logs every
             figure.
         verbose: Print all figures at the end, not only the most important ones.
     """
@@ -167,12 +167,10 @@ def _watch_for_end(claims: Path, options: Options) -> None:
 
 def _nothing_profiled(options: Options) -> str:
     """Return the likely reason why nothing was profiled, and what to do."""
-    remedy = "the program's Python needs lm_profiler"
+    remedy = "install lm_profiler for the Python that runs the program"
     is_for_any_loop = options.verb == "fit" and options.trainer is None
     if is_for_any_loop:
-        reason = (
-            "no Lightning Trainer ran fit, and no optimizer of another loop stepped"
-        )
+        reason = "no Lightning Trainer ran fit, and no other loop stepped an optimizer"
         remedy += "; a step that is compiled as a whole needs `lm_profiler.profile` and run.phase(...)"
     elif options.trainer is None:
         reason = f"no Lightning Trainer ran {options.verb}"

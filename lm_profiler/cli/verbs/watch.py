@@ -203,7 +203,7 @@ class TraceOptions:
         expect(
             is_in_range,
             "steps",
-            f"1 to {MOST_TRACED} (all of them are kept in memory)",
+            f"1 to {MOST_TRACED} (all traced steps are kept in memory)",
             self.steps,
         )
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)

@@ -282,8 +282,8 @@ def known_ceiling(
         return rates.current
     if not _agree(rates.current, rates.stored):
         report(
-            f"ceiling unknown: the matmul rate measured here was {rates.current / 1e9:.3g} GFLOP/s now and "
-            f"{rates.stored / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, "
+            f"ceiling unknown: the matmul rate of this device is {rates.current / 1e9:.3g} GFLOP/s now, and was "
+            f"{rates.stored / 1e9:.3g} GFLOP/s before: another program uses the device, or did; if it was changed, "
             f"remove {file.path}"
         )
         return None

@@ -63,10 +63,15 @@ _WORK = {
     WITHOUT_CPU_WAITS: Figure(
         "step without CPU waits",
         "ms",
-        "the thread ran or slept",
+        "duration of the step without the time for which the training thread waited for a CPU",
         "step_without_cpu_waits_s",
     ),
-    CPU_TIME: Figure("CPU time", "ms", "of the process, in all threads", "cpu_time_s"),
+    CPU_TIME: Figure(
+        "CPU time",
+        "ms",
+        "CPU time of the process per step, all threads together",
+        "cpu_time_s",
+    ),
 }
 _DECIDING = {
     "step": "step time",
@@ -74,9 +79,7 @@ _DECIDING = {
     CPU_TIME: "CPU time of a step",
 }
 
-_ADVICE = (
-    "repeat both more often, alternately, or measure longer (--stages.until_ci=0.005)"
-)
+_ADVICE = "repeat A and B alternately and more often, or measure longer (--stages.until_ci=0.005)"
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -118,7 +121,7 @@ def opening_lines(comparison: Comparison) -> list[str]:
 
 def _settings_lines(name: str, differences: Sequence[Difference] | None) -> list[str]:
     if differences is None:
-        return [f"{name}: those of A or B are unknown"]
+        return [f"{name}: unknown for A or B"]
     if not differences:
         return [f"{name}: the same"]
     return [f"{name} differ (A → B):", *_difference_lines(differences)]

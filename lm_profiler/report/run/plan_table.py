@@ -165,7 +165,7 @@ def _step_lines(planned: Planned) -> list[str]:
     """Return a line if the rehearsed steps need different amounts of memory."""
     number = len(planned.steps)
     if planned.growth is not None:
-        growth = f"each of {number} needs {bytes_text(planned.growth)} or more than the one before"
+        growth = f"each of {number} needs at least {bytes_text(planned.growth)} more than the one before"
         shown = "the table shows the last of them, and later steps need more"
         return [f"steps grow: {growth}; {shown}"]
     different_texts = {bytes_text(peak) for peak in planned.steps}

@@ -50,7 +50,7 @@ _EVIDENCE = {
     "between steps: epoch": "{share} of the time is spent at epoch boundaries",
     "between steps: reload": "{share} of the time is creating the loader again at each epoch",
     "between steps: worker_start": "{share} of the time is the start of the loader's workers at each epoch",
-    "small operators": "a step reaches {reached} of what the machine can; small operators or memory may limit it",
+    "small operators": "a step reaches {reached} of what the machine can reach; small operators or memory may limit it",
     "shared": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown "
     "because other programs use the machine",
     "unknown": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown",

@@ -22,12 +22,14 @@ def attention_columns() -> list[Column]:
     columns = []
     for phase in _PASSES:
         name = f"attention_{phase}_flops_per_s"
-        meaning = f"FLOPs of attention alone / the time of its {phase}"
+        meaning = f"FLOPs of the {phase} pass of attention, divided by its time"
         flops_per_s = partial(_flops_per_s, phase)
         title = f"attention {phase}"
         columns.append(asked_column(name, title, meaning, flops_per_s, "TFLOP/s"))
         name = f"attention_{phase}_of_peak"
-        meaning = f"the same over the device's peak, {phase}"
+        meaning = (
+            f"FLOP/s of the {phase} pass of attention, as a share of the device's peak"
+        )
         share = partial(_share_of_peak, phase)
         title = f"attention {phase} of peak"
         columns.append(asked_column(name, title, meaning, share, "%"))

@@ -18,13 +18,16 @@ def first_step_columns() -> list[Column]:
     columns = []
     for phase in _PASSES:
         title = f"first {phase}, extra"
-        meaning = f"the first {phase} beyond the mean of the measured ones: autotuning, compilation, first allocations"
+        meaning = (
+            f"how much longer {phase} takes in the first step than in measured steps: "
+            "autotuning, compilation, first allocations"
+        )
         extra_s = partial(_extra_s, phase)
         name = f"first_{phase}_extra_s"
         columns.append(asked_column(name, title, meaning, extra_s, "ms"))
     meaning = (
-        "the first forward and backward beyond the measured ones, without torch.compile's time: "
-        "kernels that tune themselves, and first allocations"
+        "how much longer forward and backward take in the first step than in measured steps, without the time of "
+        "torch.compile: autotuning of kernels, and first allocations"
     )
     columns.append(
         asked_column("autotuning_s", "autotuning", meaning, _autotuning_s, "ms")

@@ -27,25 +27,31 @@ def kernel_columns() -> list[Column]:
     columns = []
     for kind in get_args(Kind):
         word = kind.replace("_", " ")
-        meaning = f"{word} kernels in a traced step"
+        meaning = f"share of a traced step that {word} kernels take"
         share = partial(_share, kind, None)
         name = f"share_{kind}"
         columns.append(asked_column(name, f"{word} share", meaning, share, "%"))
         for phase in _PASSES:
             title = f"{word} share, {phase}"
-            meaning = f"{word} kernels in the {phase} pass of a traced step"
+            meaning = (
+                f"share of the {phase} pass of a traced step that {word} kernels take"
+            )
             share = partial(_share, kind, phase)
             name = f"share_{kind}_{phase}"
             columns.append(asked_column(name, title, meaning, share, "%"))
-    meaning = "takes the most time of a traced step"
+    meaning = "kernel that takes the most time in a traced step"
     top = partial(_top_kernel, None, ())
     columns.append(asked_column("top_kernel", "top kernel", meaning, top))
-    meaning = "the same without matmuls and attention"
+    meaning = (
+        "kernel that takes the most time in a traced step, except matmuls and attention"
+    )
     top = partial(_top_kernel, None, PRODUCTS)
     columns.append(asked_column("top_other_kernel", "top other kernel", meaning, top))
     for phase in _PASSES:
         title = f"top kernel, {phase}"
-        meaning = f"takes the most time of {phase}"
+        meaning = (
+            f"kernel that takes the most time in the {phase} pass of a traced step"
+        )
         top = partial(_top_kernel, phase, ())
         columns.append(asked_column(f"top_kernel_{phase}", title, meaning, top))
     return columns

@@ -10,7 +10,9 @@ from lm_profiler.analysis.steps.statistics import median_interval
 from lm_profiler.record.figure import Figure
 from lm_profiler.report.tables.table import Table, TableCell, figure_cell, headings_of
 
-SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
+SIZE = Figure(
+    "size", "MB", "size of the tensor: the parts of all ranks together", "size_bytes"
+)
 MEDIAN = Figure(
     "median [95 % interval]",
     "ms",

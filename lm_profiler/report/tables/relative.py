@@ -94,7 +94,7 @@ def with_relative(
             row.append(_ratio_cell(group, baseline_group, column))
     lines_below = [*table.below, _LEGEND.format(baseline=baseline.text)]
     if None in baselines:
-        lines_below.append("rows without a ratio have no such row, or several")
+        lines_below.append("a row without a ratio has no such baseline row, or several")
     return replace(table, headings=headings, rows=rows, below=lines_below)
 
 
@@ -142,7 +142,7 @@ def _baselines_across(
     if len(other_facts) == len(column_facts):
         names = ", ".join(fact.name for fact in column_facts)
         raise UsageError(
-            f"relative: expected a fact that the pivot has across ({names}), given {baseline.text}"
+            f"relative: expected a fact in the columns of the pivot ({names}), given {baseline.text}"
         )
     index_by_facts = {}
     for index, group in enumerate(columns):

@@ -161,33 +161,42 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "name",
             "run",
             lambda entry: entry.name,
-            "its name, or its cell's",
+            "name of the run, or of its cell in a sweep",
             place=Place.HEADLINE,
         ),
         Column(
             "folder",
             "folder",
             lambda entry: str(entry.folder),
-            "the folder of its files",
+            "folder of the run",
             place=Place.HEADLINE,
         ),
         Column(
             "status",
             "status",
             lambda entry: entry.status,
-            "how it ended",
+            "how the run ended",
             place=Place.HEADLINE,
         ),
         Column(
             "reason",
             "reason",
             lambda entry: entry.reason,
-            "why it failed",
+            "reason why the run failed",
             place=Place.HEADLINE,
         ),
-        Column("repeat", "repeat", _repeat, "of its cell", place=Place.ASKED),
+        Column(
+            "repeat",
+            "repeat",
+            _repeat,
+            "number of the run among the repeats of its cell",
+            place=Place.ASKED,
+        ),
         _record_column(
-            "started", "started", lambda record: record.started, "date and time"
+            "started",
+            "started",
+            lambda record: record.started,
+            "date and time when the run started",
         ),
     ),
     "What ran": (
@@ -195,14 +204,14 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "verb",
             "verb",
             lambda entry: entry.verb,
-            "fit, validate, test or predict",
+            "what was run: fit, validate, test or predict",
             compared=True,
         ),
         Column(
             "device",
             "device",
             lambda entry: device_text(entry.environment),
-            "its name, and how many",
+            "name of the device, and number of devices",
             compared=True,
         ),
         _option_column("size", "size", "model.size", "preset of the model"),
@@ -214,30 +223,45 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "parameters",
             "parameters",
             parameters,
-            "of the model as it was built, or would have been",
+            "parameters of the model; of a run that failed early, those that it would have had",
         ),
         Column(
             "precision",
             "precision",
             _precision,
-            "of the Trainer",
+            "precision of the Trainer",
             option="trainer.precision",
             compared=True,
         ),
-        _option_column("batch_size", "batch", "data.batch_size", "rows of a batch"),
         _option_column(
-            "context_length", "context", "data.context_length", "tokens of a row"
+            "batch_size", "batch", "data.batch_size", "number of samples per batch"
+        ),
+        _option_column(
+            "context_length",
+            "context",
+            "data.context_length",
+            "number of tokens per sample",
         ),
         _option_column(
             "compile", "compile", "model.compile", "whether torch.compile was used"
         ),
-        _option_column("attention", "attention", "model.attention", "which attention"),
+        _option_column(
+            "attention",
+            "attention",
+            "model.attention",
+            "attention function of the model",
+        ),
         _option_column(
             "loss", "loss", "model.loss", "whether the loss is computed in chunks"
         ),
-        _option_column("optimizer", "optimizer", "model.optimizer", "which optimizer"),
+        _option_column(
+            "optimizer", "optimizer", "model.optimizer", "optimizer of the model"
+        ),
         Column(
-            "warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"
+            "warmup_steps",
+            "warm-up",
+            _warmup_steps,
+            "number of steps that --warmup leaves out at the beginning",
         ),
     ),
     "Result": (
@@ -245,15 +269,17 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "benchmark_steps",
             "steps",
             QUANTITIES["steps_measure"].get,
-            "steps that were measured",
+            "number of measured steps",
         ),
         Column(
             "steadiness",
             "steadiness",
             _record_getter(_steadiness),
-            "words for its steps",
+            "whether step times were steady, in one or two words",
         ),
-        _record_column("bound_by", "bound by", _bound_by, "its bottleneck"),
+        _record_column(
+            "bound_by", "bound by", _bound_by, "what limits the speed of the run"
+        ),
     ),
 }
 
