@@ -798,20 +798,24 @@ def with_unfinished(runs: Collection) -> Collection:
     """Return ``runs``, with figures for unfinished runs from the steps that they have finished."""
     problems = list(runs.problems)
     entries = [
-        none_if_unreadable(_with_finished_steps, entry, problems=problems) or entry
+        none_if_unreadable(_with_figures_so_far, entry, problems=problems) or entry
         for entry in runs.entries
     ]
     return replace(runs, entries=entries, problems=problems)
 
 
-def _with_finished_steps(entry: Entry) -> Entry:
+def _with_figures_so_far(entry: Entry) -> Entry:
+    """Return ``entry``; if its run is unfinished, with the figures of its steps so far.
+
+    If ranks have ended, the failure of the rank that ended first is added.
+    """
     if entry.record is None or entry.record.status != "unfinished":
         return entry
-    record = as_its_ranks_ended(entry.record, entry.folder)
-    return replace(entry, record=as_far_as_it_came(record, entry.rows))
+    record = with_failure_of_ranks(entry.record, entry.folder)
+    return replace(entry, record=with_figures_of_recorded_steps(record, entry.rows))
 
 
-def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
+def with_failure_of_ranks(record: RunRecord, folder: Path) -> RunRecord:
     """Return ``record``, which rank 0 did not complete, with the failure that caused the end of its ranks."""
     cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
     if cause is None or cause.status == "ok":
@@ -819,7 +823,7 @@ def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
     return record.model_copy(update={"status": cause.status, "failure": cause.failure})
 
 
-def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
+def with_figures_of_recorded_steps(record: RunRecord, rows: StepTable) -> RunRecord:
     """Return ``record``, which has no figures yet, with those of the steps in ``rows``."""
     evidence = Evidence(
         **_shared_fields(record), rows=rows, world_size=world_of(record) or 1

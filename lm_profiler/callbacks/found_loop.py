@@ -25,7 +25,7 @@ _MIXED = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 @dataclass(frozen=True)
 class FrameworkFacts:
-    """Facts that a framework states about its loop; None means that it does not."""
+    """Facts that a framework states about its loop. None means that it does not state the fact."""
 
     kind: LoopKind = "own"
     device: torch.device | None = None

@@ -22,7 +22,7 @@ _STEP = TIMED.index("step")
 
 
 class CountedBatches(NamedTuple):
-    """What the batches of some ``steps`` held together; None means unknown."""
+    """Counts of the batches of some ``steps``, added up; None means unknown."""
 
     steps: int
     tokens: int | None
@@ -148,7 +148,7 @@ def _rate(count_per_step: float | None, step_s: float, ranks: int) -> float | No
 
 @dataclass(eq=False)
 class LiveRows:
-    """Sums up watched steps in rows for loggers. A row ends after ``every_steps`` steps, or after ten seconds."""
+    """Adds up watched steps in rows for loggers. A row ends after ``every_steps`` steps, or after ten seconds."""
 
     stages: StageFigures
     ranks: int = 1

@@ -15,7 +15,7 @@ from lm_profiler.usage_error import expect
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The request; each part may be missing."""
+    """The request to profile a program; each part may be missing."""
 
     options: dict[str, Any] = field(default_factory=dict)  # of ``profiling_callbacks``
     command: str = ""

@@ -125,7 +125,8 @@ def admitted_callbacks(request: str) -> list[Callback]:
 
 @dataclass(eq=False)
 class Admission:
-    """Decides whether a Trainer that is about to run is profiled; only one of the program is, and only once."""
+    """Decides whether a Trainer that is about to run is profiled. Only one Trainer of a program is profiled, and only
+    once."""
 
     number: int  # the position of the Trainer among those of its process, from 1
     # the number of the Trainer to profile; None for the first that runs ``verb``

@@ -35,7 +35,8 @@ _WIDTH = 40  # that erases any line that is drawn
 
 @dataclass
 class StoppingRule:
-    """Decides whether enough was measured, if that depends on precision (``until_ci``) or on time."""
+    """Decides whether enough steps were measured, if that depends on the precision reached (``until_ci``) or on
+    time."""
 
     options: StageOptions  # the target and the limits
     # returns on all ranks the number that rank 0 passes; all ranks have to call it

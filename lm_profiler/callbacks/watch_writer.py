@@ -96,7 +96,7 @@ class RunningSpan(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
-    """What training does now, beside the marks; the watch's thread reads it when nothing is handed over."""
+    """What training does now. The watch's thread reads it, besides the marks, when nothing is handed over."""
 
     # the named spans that run, the innermost last
     spans: list[RunningSpan] = field(default_factory=list)

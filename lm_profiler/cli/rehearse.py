@@ -292,7 +292,7 @@ def _settings(cli: ProfilerCLI) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """The reason why a run cannot be planned; with ``is_wrong_call``, ``fit`` would refuse the run too."""
+    """The reason why a run cannot be planned. If ``is_wrong_call``, ``fit`` would refuse the run too."""
 
     reason: str
     is_wrong_call: bool = False

@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import (
     ProcessRaisedException,
 )
 
-from lm_profiler.analysis.conclude import as_far_as_it_came
+from lm_profiler.analysis.conclude import with_figures_of_recorded_steps
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.failures import status_of
 from lm_profiler.callbacks.instruments.profiling_options import Launch
@@ -76,7 +76,8 @@ def local_rank() -> int:
 
 
 class RunContext:
-    """The command line's data about a run, which may fail before it begins. ``begin`` is the first to write files."""
+    """What the command line knows about a run, which may fail before it begins. ``begin`` is the first to write
+    files."""
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
@@ -114,8 +115,11 @@ class RunContext:
             return
         rank_on_node = getattr(rank_zero_only, "rank", 0)
         node_rank = int(os.environ.get("NODE_RANK", 0))
+        # 0 only in the first process of all; of any other process it need only be above 0
+        rank = rank_on_node or node_rank
+        # The run has failed already: if its folder cannot be created as well, that must not hide why.
         with suppress(UsageError):
-            self.begin(rank_on_node or node_rank)
+            self.begin(rank)
 
     def discard(self) -> None:
         """Remove the folder of a run that never began; a recorded run keeps its folder."""
@@ -275,7 +279,9 @@ class RunContext:
             unfinished = read_run(folder).model_copy(
                 update={"status": status, "failure": failure}
             )
-            record = as_far_as_it_came(unfinished, read_rows(folder, growing=True))
+            record = with_figures_of_recorded_steps(
+                unfinished, read_rows(folder, growing=True)
+            )
         else:
             if launch.config_yaml is not None:
                 write_whole(folder / "config.yaml", launch.config_yaml)

@@ -151,7 +151,8 @@ class _ClockReading(NamedTuple):
 
 @dataclass(eq=False)
 class Arrivals:
-    """Collects the ring's calls before they are overwritten, and converts their instants to ``clock``."""
+    """Collects calls from torch's flight recorder, a ring buffer, before it overwrites them, and converts their
+    instants to ``clock``."""
 
     dump: Dump  # reads the ring
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks

@@ -59,7 +59,7 @@ class NoAnswer(Exception):
 
 
 class Unfit(Exception):
-    """Raised in a fork that cannot find the answer, although a fresh interpreter may."""
+    """Raised in a fork that cannot find the answer, although a fresh interpreter may find it."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ EXTRA_OF = {
 
 
 class MissingExtra(ImportError):
-    """A call needs an extra that is not installed: a wrong call, in a line for the terminal."""
+    """Raised if a call needs an extra that is not installed; the message is one line for the terminal."""
 
 
 def require(module: str, subject: str) -> None:

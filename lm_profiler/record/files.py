@@ -81,7 +81,7 @@ _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
 
 class RecordError(ValueError):
-    """A file is missing, damaged or of another kind. The message names the file."""
+    """Raised if a file is missing, damaged or of another kind. The message names the file."""
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes, precise to two decimals; None if it does not report one."""
+    """The figures of an out-of-memory error in bytes, as precise as its two decimals. None means that it does not state
+    one."""
 
     requested: int | None = figure(
         "requested",
@@ -96,7 +97,7 @@ class Failure(Part):
 
 
 class NumericsKind(Part):
-    """The dtypes of all modules of one class; ``gradient_error`` is None without gradients, or with infinite ones."""
+    """The dtypes of all modules of one class; ``gradient_error`` is None if gradients are missing or not finite."""
 
     kind: str = figure("class", "text", "class of the modules")
     modules: int = figure("modules", "count", "number of modules of the class")
@@ -119,7 +120,7 @@ class NumericsKind(Part):
 
 
 class NumericsFacts(Part):
-    """The first batch's step in the run's precision and in float32, with the trained weights, in eval mode.
+    """A step on the first batch in the run's precision and in float32, with the trained weights, in eval mode.
 
     Errors are Euclidean norms; None: not finite, or nothing to compare. The output is the first floating-point tensor
     of the last module that returns one: a language model's logits. Gradients are taken before clipping.
@@ -267,7 +268,8 @@ TermName = Literal[
 
 
 class Contributor(Part):
-    """A part of a term's time, with phrases in ``detail`` separated by "; ". None means unknown, or none."""
+    """A module, operator or kernel that contributes to a term's time. Phrases in ``detail`` are separated by "; ". None
+    means unknown, or none."""
 
     module: str | None = figure(
         "module", "text", "path of the module, with * for the indices of equal layers"
@@ -285,7 +287,8 @@ class Contributor(Part):
 class Term(Part):
     """One term of the waterfall; in records of version 0.2, ``unexplained`` may be negative.
 
-    No ends: one step was traced. No ceiling: nothing could be saved. ``phases`` add up to it; empty is unknown.
+    ``low_s`` and ``high_s`` are None if only one step was traced, ``at_most_s`` is None if nothing could be saved.
+    ``phases`` add up to ``seconds``; if it is empty, they are unknown.
     """
 
     name: Annotated[TermName, Newer] = figure(

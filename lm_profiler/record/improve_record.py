@@ -32,7 +32,8 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Numerics(Part):
-    """How much a change alters the numbers, with the same batches and seed. None means unknown; norms are Euclidean."""
+    """How much a change alters loss and gradients, with the same batches and seed. None means unknown; norms are
+    Euclidean."""
 
     loss: float | None = figure(
         "loss off by",
@@ -141,7 +142,8 @@ class Tried(Part):
 
 
 class Final(Part):
-    """The final setting compared with the first, in fresh pairs of processes that no choice depends on."""
+    """The final setting compared with the first, in fresh pairs of processes, which were not used to choose the
+    changes."""
 
     pairs: int = figure(
         "last pairs",

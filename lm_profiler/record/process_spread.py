@@ -1,4 +1,5 @@
-"""How processes of one program differ on a machine: ``selftest`` learns it, ``compare`` and ``improve`` read it."""
+"""How much processes of one program differ on a machine: ``selftest`` measures it, ``compare`` and ``improve`` use
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _LEAST_STD = 0.005
 
 @dataclass(frozen=True)
 class ProcessSpread:
-    """The spread of processes of one program on a machine: the std of the logarithm of their mean steps."""
+    """How much processes of one program differ on a machine: the standard deviation of the logarithm of their mean
+    steps."""
 
     std: float
     freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
@@ -64,7 +66,7 @@ def cache_folder() -> Path:
 
 
 class FigureCache:
-    """Figures that can be measured again, in a file named after everything that they depend on."""
+    """Figures that can be measured again at any time, in a file named after everything on which they depend."""
 
     def __init__(
         self, kind: str, depends_on: object, folder: Path | None = None

@@ -106,7 +106,7 @@ class SlowRank(Part):
 
 
 class RankFinding(Part):
-    """The ranks that the others wait for, and what mending them would save.
+    """The ranks for which the others wait, and the time that fixing them would save.
 
     ``rank``, ``host`` and ``phase`` are known if all slow ranks share them; for ``turns``, ``phase`` is where the
     ranks are uneven. ``saves_s`` comes from replaying the steps from collective to collective with the slow ranks as

@@ -38,7 +38,7 @@ class TimeSummary(Part):
 
 
 class Throughput(Part):
-    """Throughput of all ranks at the mean step; tokens are None if the module does not report how many a batch has."""
+    """Throughput of all ranks together, at the mean step. Tokens are None if it is unknown how many a batch has."""
 
     tokens_per_s: float | None = figure(
         "tokens/s",
@@ -112,7 +112,7 @@ class StepLevel(Part):
 
 
 class StepPattern(Part):
-    """A pattern with a period of ``every`` steps, in which the steps at the places ``slow`` (from 1) are slower."""
+    """A pattern that repeats after ``every`` steps; the steps at the positions ``slow``, counted from 1, are slower."""
 
     every: int = figure(
         "period of the pattern",
@@ -246,7 +246,7 @@ class Steadiness(Part):
 
 
 class OddStep(Part):
-    """A measured step far from the others; ``cause`` is None if it was faster."""
+    """A measured step whose duration is far from what the others predict. ``cause`` is None if it was faster."""
 
     step: int = figure(
         "step",
@@ -614,7 +614,7 @@ ASLEEP = Figure(
 
 
 class ThreadUse(Part):
-    """The training thread in a phase of the mean step: it ran, was ready without a CPU, or slept for the rest."""
+    """How the training thread spent a phase of the mean step: it ran, was ready without a CPU, or slept."""
 
     wall_s: float
     ran_s: float = figure(

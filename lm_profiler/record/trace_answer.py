@@ -47,7 +47,7 @@ class LaunchFacts(Part):
 
 
 class CollectiveSum(Part):
-    """Collectives of one kind; ``exposed_s`` is what no compute hides."""
+    """The collectives of one kind; during ``exposed_s`` of their time no compute kernel ran."""
 
     name: str
     count: int
@@ -56,7 +56,7 @@ class CollectiveSum(Part):
 
 
 class CommunicationTime(Part):
-    """All collectives; those that run at the same time count once."""
+    """The time of all collectives; if several run at the same time, that time counts once."""
 
     total_s: float
     exposed_s: float
@@ -122,7 +122,8 @@ Change = Literal["came", "went", "slower", "faster", "same"]
 
 
 class TimeDifference(Part):
-    """The time and the calls of one step in A and in B; names that a table does not divide by are None."""
+    """The time and the calls of one kind, operator or kernel per step in A and in B. ``module`` is None in tables that
+    do not distinguish modules."""
 
     name: str
     module: str | None
@@ -149,7 +150,8 @@ class TraceComparison(Part):
 
 
 class RankTime(Part):
-    """One rank; times are of one step. A rank ``waited_s`` for others, and the others waited for it on average."""
+    """The times of one rank per step. It waited ``waited_s`` for others, and each other rank waited ``caused_s`` for it
+    on average."""
 
     rank: int
     trace: str

@@ -293,7 +293,7 @@ def read_status(folder: Path, rank: int = 0) -> WatchStatus:
 
 @dataclass(frozen=True)
 class WatchFiles:
-    """The content of a watched run's files, except its last steps."""
+    """The content of a watched run's files, except the file of its last steps."""
 
     ranks: list[WatchStatus]
     windows: list[WatchWindow]  # windows of rank 0; the last may be incomplete

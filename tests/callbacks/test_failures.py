@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.analysis.conclude import as_its_ranks_ended
+from lm_profiler.analysis.conclude import with_failure_of_ranks
 from lm_profiler.callbacks.failures import ends_of_ranks, is_of_the_group
 from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, read_ends
@@ -108,12 +108,12 @@ def test_no_wait_is_without_limit_or_need(own: RankEnd, codes: dict[int, int | N
 
 def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_path: Path) -> None:
     record = RunRecord(**Launch().facts(), status="unfinished", verb="fit", failure=None)
-    assert as_its_ranks_ended(record, tmp_path) == record
+    assert with_failure_of_ranks(record, tmp_path) == record
     end_of(1, 1.0, "RuntimeError", followed=True).write(tmp_path / end_file(1))
-    lost = as_its_ranks_ended(record, tmp_path).failure
+    lost = with_failure_of_ranks(record, tmp_path).failure
     assert (lost.type, lost.rank, lost.step) == ("RankLost", 0, 40)
     end_of(2, 2.0).write(tmp_path / end_file(2))
-    told = as_its_ranks_ended(record, tmp_path)
+    told = with_failure_of_ranks(record, tmp_path)
     assert (told.status, told.failure) == ("failed", end_of(2, 2.0).failure)
 
 

@@ -64,7 +64,8 @@ MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 @dataclass(frozen=True)
 class PartChange:
-    """The change of a part of the step, in seconds: from means, or with several runs, from geometric means of these."""
+    """The change of a part of the step, in seconds: between means, or with several runs per side, between geometric
+    means of the runs' means."""
 
     part: str
     a_s: float
@@ -77,7 +78,7 @@ class PartChange:
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """The change of a memory peak in bytes; with several runs, from the geometric means of their peaks."""
+    """The change of a memory peak in bytes; with several runs per side, between geometric means of their peaks."""
 
     reading: str
     a_bytes: float

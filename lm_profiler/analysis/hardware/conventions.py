@@ -28,7 +28,7 @@ class Convention:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The sizes that the formulas need, as far as the run shows them."""
+    """The sizes that the formulas need. None means that the run does not show them."""
 
     tokens: int  # of a step, on all ranks
     dispatched_flops: int

@@ -302,35 +302,47 @@ def per_second(count: float | None, step_s: float | None) -> float | None:
 
 
 def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
-    """Return the floor of a phase that took ``took_s`` seconds.
+    """Return the least time of a phase's work (its roofline floor), and whether computing or memory sets it.
 
-    If the phase beat its floor in bytes, its bytes lay in caches: then only the FLOPs make its floor. If it beat its
-    floor in FLOPs, the peak is not the device's: then it has no floor.
+    ``took_s`` is the measured time of the phase. If it is shorter than the FLOPs take at the peak, the peak is not that
+    of the device, and the phase has no floor.
     """
-    compute_s = _compute_s(work.flops, rates)
-    memory_s = None
-    if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
-        memory_s = work.bytes / rates.bytes_per_s
     floor_without_time = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
+    compute_s = _compute_s(work.flops, rates)
     if compute_s is None or _is_beaten(compute_s, took_s):
         return floor_without_time
-    seconds, bound = compute_s, "compute"
-    has_memory_floor = memory_s is not None and not _is_beaten(memory_s, took_s)
-    if memory_s is not None and has_memory_floor and memory_s > compute_s:
-        seconds, bound = memory_s, "memory"
-    if seconds == 0.0 and not has_memory_floor:
+    seconds, bound = _seconds_and_bound(compute_s, _memory_s(work, rates), took_s)
+    if seconds is None:
         return floor_without_time
     times = None
     if took_s is not None and seconds >= LEAST_S:
         times = took_s / seconds
-    # Without the time of the bytes it is unknown which of the two is the bound.
-    bound_is_known = seconds > 0.0 and memory_s is not None
-    figures = {
-        "seconds": seconds,
-        "bound": bound if bound_is_known else None,
-        "times": times,
-    }
+    figures = {"seconds": seconds, "bound": bound, "times": times}
     return floor_without_time.model_copy(update=figures)
+
+
+def _memory_s(work: Work, rates: Rates) -> float | None:
+    """Return the seconds that moving the bytes takes at the memory's bandwidth; None if either is unknown."""
+    # ``rates`` has the bandwidth of the device's memory, not that of the bus.
+    if work.bytes is None or work.on_the_bus or not rates.bytes_per_s:
+        return None
+    return work.bytes / rates.bytes_per_s
+
+
+def _seconds_and_bound(
+    compute_s: float, memory_s: float | None, took_s: float | None
+) -> tuple[float | None, str | None]:
+    """Return the longer of two least times, and which of them it is; None for what is unknown."""
+    if memory_s is None:
+        # Moving the bytes might take longer than the FLOPs, so the bound is unknown.
+        return compute_s or None, None
+    if _is_beaten(memory_s, took_s):
+        # The phase took less time than its bytes: they lay in caches, and only the FLOPs make its floor.
+        return compute_s or None, "compute" if compute_s else None
+    if memory_s > compute_s:
+        return memory_s, "memory"
+    # The floor of a phase without any work is 0 s, and nothing sets it.
+    return compute_s, "compute" if compute_s else None
 
 
 def beaten_floors(

@@ -243,7 +243,7 @@ _ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}
 
 @dataclass(frozen=True)
 class Capacity:
-    """The memory of a GPU (or of the machine), of which a run can use a few percent less."""
+    """The memory of a GPU, or of the machine; a run can use a few percent less than that."""
 
     name: str  # as its driver reports it
     bytes: int
@@ -335,26 +335,26 @@ def _words(name: str) -> set[str]:
 
 _MOST_TRIALS = 12  # the most sizes that are tried
 _USUAL_GROWTH = 64  # while all known sizes fit, larger ones are tried up to this factor
-# If the search is stuck, a line aims at this share of the room instead of the room itself.
+# If the search is stuck, a line aims at this share of the free bytes instead of all of them.
 _A_LITTLE_LESS = 0.998
 
 
 def largest_that_fits(
-    begin: int, needed_bytes: int, room: float
+    begin: int, needed_bytes: int, free_bytes: float
 ) -> Generator[int, int, int]:
-    """Search for the largest size (batch or context) that fits into ``room`` bytes; return 0 if not even size 1 fits.
+    """Search for the largest size (batch or context) that fits into ``free_bytes``; return 0 if not even size 1 fits.
 
     The generator yields sizes, and must be sent the bytes that each needs. Size ``begin`` needs ``needed_bytes``.
     """
-    # bytes by size; size 0 needs at least 0 bytes
-    needs = {0: 0, begin: needed_bytes}
+    # the bytes that each size needs; size 0 needs at least 0 bytes
+    bytes_by_size = {0: 0, begin: needed_bytes}
     # The largest size that fits is between ``low``, which fits, and ``high``, which does not. These are the widths of
     # this interval in each turn; infinite while one of its ends is unknown.
     widths = [inf] * 3
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
-        low = _fitting_sizes(needs, room)[-1]
-        too_large = [size for size in needs if needs[size] > room]
+        low = _fitting_sizes(bytes_by_size, free_bytes)[-1]
+        too_large = [size for size in bytes_by_size if bytes_by_size[size] > free_bytes]
         high = min(too_large, default=_USUAL_GROWTH * low)
         if high - low <= 1:
             return low
@@ -364,56 +364,64 @@ def largest_that_fits(
         has_halved_in_two_turns = 2 * widths[-1] <= widths[-3]
         if had_both_ends and not has_halved_in_two_turns:
             stuck_turns += 1
-            size = _next_size_if_stuck(needs, room, low, high, stuck_turns)
+            size = _next_size_if_stuck(
+                bytes_by_size, free_bytes, low, high, stuck_turns
+            )
         else:
-            size = _next_size(needs, room, low, high, turn)
+            size = _next_size(bytes_by_size, free_bytes, low, high, turn)
         size = min(max(size, low + 1), high - 1)
-        needs[size] = yield size
-    return _fitting_sizes(needs, room)[-1]
+        bytes_by_size[size] = yield size
+    return _fitting_sizes(bytes_by_size, free_bytes)[-1]
 
 
 def _next_size(
-    needs: Mapping[int, int], room: float, low: int, high: int, turn: int
+    bytes_by_size: Mapping[int, int], free_bytes: float, low: int, high: int, turn: int
 ) -> int:
     """Return a size to try between ``low`` and ``high``, by a line through two sizes whose needs are known.
 
     The memory of a step is a convex function of its batch, and of its context: the maximum of several sums with terms
     that grow linearly or quadratically. So lines approach the solution from both sides, in alternate turns.
     """
-    is_high_known = high in needs
+    is_high_known = high in bytes_by_size
     if turn % 2 == 0 and is_high_known:
-        # A line through a size that fits and one that does not reaches ``room`` too early: the result fits.
-        return _size_that_needs(room, needs, low, high)
+        # A line through a size that fits and one that does not reaches ``free_bytes`` too early: the result fits.
+        return _size_that_needs(free_bytes, bytes_by_size, low, high)
     if low > 0:
-        # A line through two sizes that fit reaches ``room`` too late: the result does not fit.
-        previous = _fitting_sizes(needs, room)[-2]
-        return _size_that_needs(room, needs, previous, low)
+        # A line through two sizes that fit reaches ``free_bytes`` too late: the result does not fit.
+        previous = _fitting_sizes(bytes_by_size, free_bytes)[-2]
+        return _size_that_needs(free_bytes, bytes_by_size, previous, low)
     # Nothing fits yet. A line from size 0 would ignore the memory that a step needs at any size.
     return high // 2
 
 
 def _next_size_if_stuck(
-    needs: Mapping[int, int], room: float, low: int, high: int, stuck_turns: int
+    bytes_by_size: Mapping[int, int],
+    free_bytes: float,
+    low: int,
+    high: int,
+    stuck_turns: int,
 ) -> int:
-    """Return a size to try if the lines make no progress, because memory grows in blocks.
+    """Return a size to try if lines no longer halve the interval, because memory grows in blocks.
 
-    It is the middle of the interval, or in alternate turns a line that aims at a little less.
+    It is the middle of the interval, or in every second such turn a line that aims slightly below ``free_bytes``.
     """
     is_turn_of_middle = stuck_turns % 2 == 1
     if is_turn_of_middle:
         return (low + high) // 2
-    return _size_that_needs(_A_LITTLE_LESS * room, needs, low, high)
+    return _size_that_needs(_A_LITTLE_LESS * free_bytes, bytes_by_size, low, high)
 
 
-def _fitting_sizes(needs: Mapping[int, int], room: float) -> list[int]:
-    return sorted(size for size, needed_bytes in needs.items() if needed_bytes <= room)
+def _fitting_sizes(bytes_by_size: Mapping[int, int], free_bytes: float) -> list[int]:
+    return sorted(
+        size for size, size_bytes in bytes_by_size.items() if size_bytes <= free_bytes
+    )
 
 
 def _size_that_needs(
-    room: float, needs: Mapping[int, int], small: int, large: int
+    free_bytes: float, bytes_by_size: Mapping[int, int], small: int, large: int
 ) -> int:
-    """Return the size at which a line through the needs of two sizes reaches ``room``."""
-    rise = needs[large] - needs[small]
+    """Return the size at which a line through the needs of two sizes reaches ``free_bytes``."""
+    rise = bytes_by_size[large] - bytes_by_size[small]
     if rise == 0:
         return _USUAL_GROWTH * large
-    return int(small + (room - needs[small]) * (large - small) / rise)
+    return int(small + (free_bytes - bytes_by_size[small]) * (large - small) / rise)

@@ -454,10 +454,11 @@ def _next_events(
 def _timed_waits(
     is_waited_for: Flags, came_ns: Instants, measured_ns: Instants
 ) -> Instants:
-    """Return [C, R] how long ranks waited in calls that were timed on a stream, without what computation hid.
+    """Return [C, R]: how long each of R ranks waited in each of C calls timed on a stream, without hidden time.
 
     The calls run one after another on a stream of their own. During a call that is not waited for, the rank computes;
-    if the call has not ended by the next call that is waited for, the rest of its time counts there.
+    if the call has not ended by the next call that is waited for, the rest of its time counts there. Negative values of
+    ``measured_ns`` mean that a call was not measured.
     """
     waits_ns = np.zeros_like(came_ns)
     # [R] when the stream of calls is done with all calls since the last one that was waited for

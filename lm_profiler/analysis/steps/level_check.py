@@ -1,4 +1,5 @@
-"""Checks whether steps after the measured ones still have their level: a short measurement cannot show if it lasts."""
+"""Checks whether steps after the measured ones have the same level, since a short measurement cannot show if it
+lasts."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class StepModel:
 
         ``values`` is a series of the same steps.
         """
-        noise = self._inlier_noise(values)
+        noise = self._unweighted_inlier_mean(values)
         regular = self._in_stretch(self.regular)
         if noise is None or not regular.any():
             return noise
@@ -297,7 +297,7 @@ class StepModel:
         means = self._class_means(values)
         return sum(share * means[label] for label, share in self._class_shares.items())
 
-    def _inlier_noise(self, values: Series) -> Interval | None:
+    def _unweighted_inlier_mean(self, values: Series) -> Interval | None:
         """Return the unweighted mean of the inliers with its interval, from the noise about the pattern and the trend.
 
         None if there are fewer than three inliers.
@@ -319,7 +319,7 @@ class StepModel:
 
     def _inlier_interval(self, values: Series) -> Interval | None:
         """Return the mean that a series would have without odd steps, with its interval."""
-        noise = self._inlier_noise(values)
+        noise = self._unweighted_inlier_mean(values)
         if noise is None:
             return None
         # The interval of the unweighted mean is widened by the ratio of the variances of the weighted mean of the

@@ -52,7 +52,7 @@ _COLLECTIVES = {
 
 @dataclass
 class _Sum:
-    """Calls, and their nanoseconds."""
+    """The number of calls, and their time in nanoseconds."""
 
     calls: int = 0
     ns: int = 0

@@ -34,7 +34,7 @@ _LATE_NS = 50_000_000
 
 
 class TooManyEvents(Exception):
-    """A trace has more relevant events than fit."""
+    """Raised if a trace has more relevant events than fit into the memory."""
 
 
 class TracePart(NamedTuple):
@@ -64,7 +64,8 @@ _MOST_NEW_MOMENTS = 2 * _MOST_STRETCHES
 
 @dataclass
 class _EventCounts:
-    """Counts how many events begin in each stretch of time: a histogram whose bins become longer with more events."""
+    """Counts how many events begin in each stretch of time: a histogram whose bins become longer as events are
+    added."""
 
     shift: int = 0  # a stretch is 2 ** shift nanoseconds long
     # moments that have not been counted yet
@@ -109,7 +110,7 @@ def _summed(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
 
 @dataclass
 class _Survey:
-    """The steps of a trace, and how many events begin when."""
+    """The steps of a trace, and a histogram of the times at which its events begin."""
 
     steps: list[Range] = field(default_factory=list)
     event_counts: _EventCounts = field(default_factory=_EventCounts)

@@ -101,7 +101,7 @@ class Inputs(NamedTuple):
 
 
 class DamagedEvent(ValueError):
-    """An event lacks what its kind must have, or has an impossible value. The message says which."""
+    """Raised if an event lacks a field that its kind must have, or has an impossible value. The message says which."""
 
 
 class PackedTrace:
@@ -168,32 +168,37 @@ class PackedTrace:
             ]
         self.has_device = len(self._device_rows) > 0
 
-    def _name_modules(self, is_marked: bool) -> None:
+    def _name_modules(self, only_marked_ranges: bool) -> None:
         """Name modules by path and class, and drop ranges of the program itself that only look like modules.
+
+        With ``only_marked_ranges``, a range that the instruments did not mark is not one of a module.
 
         If the instruments named no modules, the modules of the profiler's own events are used.
         """
         value = self._host_rows[:, VALUE]
         is_module = self._host_rows[:, KIND] == MODULE
         module_numbers = np.unique(value[is_module]).tolist()
-        kept_numbers = []
+        named_by_instruments = []
         for number in module_numbers:
-            module = module_in(self.names[number] or "", is_marked)
+            module = module_in(self.names[number] or "", only_marked_ranges)
             if module is None:
                 continue
-            kept_numbers.append(number)
+            named_by_instruments.append(number)
             if module.type_name is None:
                 self.names[number] = module.path
             else:
                 self.names[number] = f"{module.path} ({module.type_name})"
-        if not kept_numbers:
-            kept_numbers = [
-                number
-                for number in module_numbers
-                if is_module_event(self.names[number] or "")
-            ]
-        self._host_rows = self._host_rows[~is_module | np.isin(value, kept_numbers)]
-        if kept_numbers and is_module_event(self.names[kept_numbers[0]] or ""):
+        if named_by_instruments:
+            is_kept = ~is_module | np.isin(value, named_by_instruments)
+            self._host_rows = self._host_rows[is_kept]
+            return
+        module_events = [
+            number
+            for number in module_numbers
+            if is_module_event(self.names[number] or "")
+        ]
+        self._host_rows = self._host_rows[~is_module | np.isin(value, module_events)]
+        if module_events:
             self._nest_module_events()
 
     def _nest_module_events(self) -> None:
@@ -209,7 +214,7 @@ class PackedTrace:
         ):
             if name not in number_of_name:
                 number_of_name[name] = len(self.names) - 1
-                self.names.insert(-1, name)
+                self.names.insert(-1, name)  # the last entry stays None
             numbers.append(number_of_name[name])
         rows[is_module, VALUE] = numbers
         self._host_rows = rows

@@ -75,7 +75,7 @@ class TraceProcess(NamedTuple):
 
 
 class SeveralProcesses(ValueError):
-    """A trace holds the work of several processes. The message names them."""
+    """Raised if a trace holds the work of several processes. The message names them."""
 
     def __init__(self, processes: Sequence[TraceProcess]) -> None:
         self.processes = processes

@@ -32,7 +32,7 @@ Course = Literal["drift", "wanders", "alternates"]
 
 @dataclass(eq=False, kw_only=True)
 class LevelChange:
-    """A change of level. Its estimates are corrected while more steps arrive."""
+    """A change in the level of step times. Its estimates are corrected while more steps arrive."""
 
     since_step: int  # the first step of the new level
     before_s: Seconds  # (TIMED,) the old level: mean seconds of each part, and last of the whole step

@@ -628,7 +628,7 @@ class LevelFollower:
             for wandering_change in changes:
                 self._widen(wandering, wandering_change.after_s)
         self._withdraw(changes)
-        self._withdraw_within_range(wandering)
+        self._absorb_changes_within_range(wandering)
         self._last_changes.clear()
         self._changes_to_report.append(wandering)
         return True
@@ -728,13 +728,18 @@ class LevelFollower:
             wandering.after_s = level_s
         self._wandering_range_s = _range_of(wandering)
 
-    def _withdraw_within_range(self, wandering: LevelChange) -> None:
-        """Withdraw earlier changes between levels that are within the range of ``wandering``: they are part of it."""
+    def _absorb_changes_within_range(self, wandering: LevelChange) -> None:
+        """Merge earlier changes between levels in the range of ``wandering`` into it, then withdraw them.
+
+        ``wandering`` begins with the earliest of these changes, and its count includes those of earlier wanderings.
+        """
         within_range = []
         for change in self._reported_changes:
-            is_other = change is not wandering
-            begins_in_range = self._is_in_range(change.before_s)
-            if is_other and begins_in_range and self._is_in_range(change.after_s):
+            if change is wandering:
+                continue
+            before_is_inside = self._is_in_range(change.before_s)
+            after_is_inside = self._is_in_range(change.after_s)
+            if before_is_inside and after_is_inside:
                 within_range.append(change)
         for change in within_range:
             wandering.since_step = min(wandering.since_step, change.since_step)
@@ -755,7 +760,7 @@ class LevelFollower:
         self._close_changes_since(wandering, last_step=change.since_step - 1)
         if wandering.course == "wanders":
             self._widen(wandering, change.after_s)
-            self._withdraw_within_range(wandering)
+            self._absorb_changes_within_range(wandering)
         self._report_wandering_again(wandering)
 
     def _close_changes_since(self, wandering: LevelChange, last_step: int) -> None:

@@ -167,7 +167,7 @@ class MachineSpeed:
 
 
 class _UsualParts:
-    """The usual time of each part of the step. It tells by how much the machine is slower in a block."""
+    """The usual time of each part of the step, from which it is computed how much slower the machine is in a block."""
 
     def __init__(self) -> None:
         # (PARTS,) logarithms of the usual seconds; empty until they are known

@@ -52,8 +52,8 @@ class RankReports:
     """Compares the status reports of all ranks from time to time.
 
     A rank is late in a phase if it takes longer there than the median of the others, and the others then wait for it in
-    a later forward or backward pass, which takes them longer than it. A rank with a slow backward pass cannot be told
-    from the others, which wait for it in their backward pass, and is not reported.
+    a later forward or backward pass, which takes them longer than it. A rank with a slow backward pass cannot be
+    distinguished from the others, which wait for it in their backward pass, so it is not reported.
     """
 
     # when each silent rank made its last report, by rank

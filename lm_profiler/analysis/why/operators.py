@@ -68,7 +68,8 @@ _UNKNOWN_OPERAND = Operand(shape=(), elements=0, item_bytes=None)
 
 
 class Lists(NamedTuple):
-    """What a trace does not show of a list of tensors: their type, and (for more than 30 tensors) their elements."""
+    """Facts about a list of tensors that a trace does not show: their type and, for more than 30 tensors, their
+    elements."""
 
     elements: int | None = None
     item_bytes: int | None = None

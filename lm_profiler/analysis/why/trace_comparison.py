@@ -1,4 +1,4 @@
-"""Compares two traces: which kinds, operators and kernels of a step came, went, or take another time."""
+"""Compares two traces: which kinds, operators and kernels of a step were added or removed, or take another time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Sum:
 
 @dataclass
 class _Pair:
-    """The sums of one thing in A and in B."""
+    """The sums of one kind, operator or kernel in A and in B."""
 
     a: _Sum = field(default_factory=_Sum)
     b: _Sum = field(default_factory=_Sum)

@@ -32,7 +32,7 @@ class _CallKey(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """Key of a sum of waits."""
+    """What a sum of waits is for: the key under which waits are added up."""
 
     collective: str
     rank: int

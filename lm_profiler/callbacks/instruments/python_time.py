@@ -44,7 +44,7 @@ Line = tuple[str, int, str]  # file, line and function
 
 @dataclass(eq=False)
 class FollowedTime:
-    """The time of one activity of a line; it includes the cost of following."""
+    """The time of one activity of a line, including the cost of following its calls."""
 
     clock_ns: int = 0  # by the clock
     ran_ns: int = 0  # that the thread ran

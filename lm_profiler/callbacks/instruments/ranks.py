@@ -226,7 +226,7 @@ class _StreamWait(NamedTuple):
 
 @dataclass(eq=False)
 class StreamRanksWatch(RanksWatch):
-    """Instrument that has NCCL time its collectives in the ``collectives`` stage.
+    """Instrument that makes NCCL time its collectives in the ``collectives`` stage.
 
     The marks of a step on the stream are shifted so that the first one is at the host's first mark. The position of a
     collective on the stream is estimated from its call on the host: in the same part, and after the same share of the

@@ -31,7 +31,7 @@ _Path = tuple[Any, ...]
 
 
 class StepCount(NamedTuple):
-    """What the batches of a step hold; None means unknown."""
+    """The sizes of the batches of a step, added up; None means unknown."""
 
     batches: int
     tokens: int | None
@@ -41,7 +41,7 @@ class StepCount(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """What one batch holds; None means unknown. Batches of one layout share one object."""
+    """The sizes of one batch; None means unknown. Batches of one layout share one object."""
 
     tokens: int | None
     samples: int | None

@@ -60,7 +60,7 @@ _TRANSFERS = (
 )
 
 # A call without gradients counts as part of the next step if at least this many steps so far had one before them.
-_FEWEST_ACTED_STEPS = 3
+_FEWEST_STEPS_AFTER_ROLLOUT = 3
 
 NESTED_DATA = (
     "run.data runs within another run.data: the batches of both are in the same steps"
@@ -142,9 +142,9 @@ class HookMarks:
         self._began_amid_step = False  # whether the hooks were added within a step
         self._is_amid_step = False  # whether that step still runs
         self._has_begun = False  # whether a step began after the hooks were added
-        # steps before which a model in training mode was called without gradients
-        self._acted_steps = 0
-        self._has_acted = False  # whether the running step is one of them
+        # steps before which a model in training mode was called without gradients (rollouts of reinforcement learning)
+        self._steps_after_rollout = 0
+        self._had_rollout = False  # whether the running step is one of them
         self._has_trained = False  # whether a model was called in training mode
         # whether the next batch may be the first of a loop, or of an outer loop that continues
         self._checks_next_loop = True
@@ -239,7 +239,7 @@ class HookMarks:
             )
             self._undo.callback(ends.remove)
 
-    def _hook_parts(self) -> None:
+    def _hook_children(self) -> None:
         """Mark the calls of the modules' children, because the program calls these and not the whole module."""
         self._levels_left -= 1
         parts: list[nn.Module] = []
@@ -251,7 +251,7 @@ class HookMarks:
     # -- steps
 
     def _end_step_if_done(self) -> None:
-        """End the running step if its optimizer has stepped; otherwise it continues.
+        """Close the open forward; then, if the optimizer has stepped, end the running step.
 
         Called before whatever can begin a step: a batch, a call of the model, or a phase that is named data.
         """
@@ -259,19 +259,27 @@ class HookMarks:
             self._close_forward()
         if not self.counter.is_step_done:
             return
+        self._hook_children_if_calls_are_unseen()
+        self._count_ended_step()
+        self.counter.end_step_if_done()
+
+    def _hook_children_if_calls_are_unseen(self) -> None:
+        """Mark the calls of children if the step had a backward pass, but no call of a hooked module."""
         has_unseen_calls = self._backwards > 0 and self._calls == 0
         if has_unseen_calls and self._levels_left > 0:
-            self._hook_parts()
+            self._hook_children()
+
+    def _count_ended_step(self) -> None:
+        """Count what the ended step had, and begin to count for the next step."""
         self._ended_steps += 1
-        self._acted_steps += self._has_acted
-        self._has_acted = False
+        self._steps_after_rollout += self._had_rollout
+        self._had_rollout = False
         self._steps_with_loader += self._batches > 0
         self._steps_with_forward += self._calls > 0
         self.batches_per_step = max(self._batches or self._backwards, 1)
         self._batches = 0
         self._calls = 0
         self._backwards = 0
-        self.counter.end_step_if_done()
 
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
         """Return whether a call of ``modules`` or of a loader is for validation now.
@@ -283,13 +291,16 @@ class HookMarks:
         is_between_steps = self.counter.is_step_done or not self._has_begun
         return is_between_steps and not torch.is_grad_enabled()
 
-    def _acts_before_steps(self) -> bool:
+    def _has_rollouts_before_steps(self) -> bool:
         """Return whether a model in training mode was called without gradients before most steps so far.
 
         In reinforcement learning such a call chooses the next actions. It is no validation, which would be rarer.
         """
-        acts_before_most = 2 * self._acted_steps >= self._ended_steps
-        return acts_before_most and self._acted_steps >= _FEWEST_ACTED_STEPS
+        most_have_rollout = 2 * self._steps_after_rollout >= self._ended_steps
+        return (
+            most_have_rollout
+            and self._steps_after_rollout >= _FEWEST_STEPS_AFTER_ROLLOUT
+        )
 
     def _go_outside(self, reason: str) -> None:
         """Leave the step until the loop begins or continues one; the time until then is named ``reason``."""
@@ -419,12 +430,11 @@ class HookMarks:
             self._report_once(
                 "a loop over batches runs within a step of another loop: each step of an optimizer counts as a step"
             )
-            return
+            return  # the reference stays, because the earlier loop may be interrupted again
         # a weak reference, so that the workers of a loader can end with its iterator
         self._earlier_iterator_ref = _no_iterator
-        with suppress(
-            TypeError
-        ):  # Python's own iterators do not support weak references
+        # Python's own iterators do not support weak references.
+        with suppress(TypeError):
             self._earlier_iterator_ref = ref(iterator)
 
     def _note_loop_end(self, iterator: Any) -> None:
@@ -451,8 +461,8 @@ class HookMarks:
             return
         if self._is_validation([module]):
             if module.training:
-                self._has_acted = True
-            if not (module.training and self._acts_before_steps()):
+                self._had_rollout = True
+            if not (module.training and self._has_rollouts_before_steps()):
                 self._go_outside(VALIDATION)
             return
         if not torch.is_grad_enabled():

@@ -262,7 +262,7 @@ def _rehearsed_remedies(
 
 
 class _Question(NamedTuple):
-    """A rehearsal with further options, which looks for the largest ``batch`` or ``context``, or for ``nothing``."""
+    """A rehearsal with further options. It may search for the largest ``batch`` or ``context``, or for ``nothing``."""
 
     options: Sequence[str]
     maximized: str

@@ -145,7 +145,10 @@ class TapeReading:
         self.finished.append(self.step)
 
     def read(self, code: int, instant: Any) -> None:
-        """Read one mark."""
+        """Read one mark: open or close its part, and add it to the running step.
+
+        DATA or FORWARD begins a step, and END ends it. FAIL only notes in which part an error first passed.
+        """
         stack = self.stack
         self.begun_part = None
         if code == FAIL:
@@ -156,8 +159,9 @@ class TapeReading:
             stack.pop()
         if code < END:
             self._open_or_close(code)
-        # A step begins with data; with training_step(dataloader_iter), which fetches the data itself, with forward.
-        if code in (DATA, FORWARD) and not self.is_step_running:
+        # training_step(dataloader_iter) fetches the data itself, so its step begins with forward
+        begins_step = code in (DATA, FORWARD) and not self.is_step_running
+        if begins_step:
             self.is_step_running = True
             self.failed_in = None
             self.step = StepMarks(codes=[], host_ns=[], instants=[])

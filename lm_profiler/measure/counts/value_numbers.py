@@ -31,7 +31,7 @@ _PLAIN_TYPES = (
 
 
 class ValueNumbers:
-    """Numbers the contents of storages, and what calls compute from them."""
+    """Gives a number to each content of a storage, and to each result that a call computes from numbered contents."""
 
     def __init__(self, storages: StorageNumbers) -> None:
         self._storages = storages

@@ -194,7 +194,7 @@ def cpu_reading(
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     try:
         busy_ticks, stolen_ticks = _machine_ticks(proc, cpus)
-        family = _family(proc, tick_s)
+        own_s_by_process = _family(proc, tick_s)
     except (OSError, ValueError, IndexError):  # no such file, or another format
         return None
     group = _group(proc, cgroups)
@@ -205,8 +205,8 @@ def cpu_reading(
         cpus=cpus,
         busy_s=busy_ticks * tick_s,
         stolen_s=stolen_ticks * tick_s,
-        own_s=family,
-        waited_s=_waited_by_thread(proc, family),
+        own_s=own_s_by_process,
+        waited_s=_waited_by_thread(proc, own_s_by_process),
         pressure_s=_pressure(pressure),
         throttled_s=_throttled(_text(group / "cpu.stat")),
         switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,

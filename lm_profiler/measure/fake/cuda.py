@@ -46,7 +46,8 @@ _IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(
 
 
 class KernelsOfCuda(TorchFunctionMode):
-    """Computes in float32 what autocast computes in float32 on CUDA, and saves for backward what CUDA's kernels save.
+    """Imitates CUDA on the CPU: computes in float32 what autocast computes in float32 on CUDA, and saves for backward
+    what CUDA's kernels save.
 
     Args:
         gpu: compute capability of the GPU.

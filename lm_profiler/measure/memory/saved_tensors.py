@@ -61,7 +61,11 @@ class SavedTensors:
             self._disable = None
 
     def _set_watching(self, is_watching: bool) -> None:
-        # Each in one statement: after an interrupt between the two actions, hooks would stay or be removed twice.
+        """Add or remove our hooks, and note that they are there.
+
+        Each is a single statement, so that an interrupt hardly comes between the two: hooks would then stay, or be
+        removed twice.
+        """
         if is_watching and not self.is_watching:
             _, self.is_watching = self._enter(), True
         elif self.is_watching and not is_watching:

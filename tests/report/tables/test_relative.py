@@ -104,5 +104,5 @@ def test_a_pivot_ends_with_how_many_times_faster_each_column_is(tmp_path: Path) 
     assert faster.low < 13 / 3 < (faster.high or 0)
     rates = pivoted(swept(tmp_path / "rates", FORWARD_S), ["attention"], "attention=math", "tokens_per_s")
     assert rates.rows[0][3].value == pytest.approx(20 / 10, rel=1e-3)  # more tokens, not fewer
-    with pytest.raises(UsageError, match="across"):
+    with pytest.raises(UsageError, match="in the columns of the pivot"):
         pivoted(swept(tmp_path, FORWARD_S), ["d_model"], "attention=math")
