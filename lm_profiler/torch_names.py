@@ -26,9 +26,9 @@ class NameMissing(RuntimeError):
 @dataclass(frozen=True)
 class PrivateName:
     path: str  # an attribute of a module, as ``torch.cuda._sleep``, or of an object, as ``DataLoader._iterator``
-    purpose: str  # what it is used for
+    purpose: str  # what the name is used for
     consequence: str  # what happens in a version that lacks it
-    versions: str = TORCHS  # those that have it
+    versions: str = TORCHS  # the versions that have the name
     library: str = "torch"
 
     def find(self) -> Any:

@@ -53,10 +53,11 @@ class RunFacts(StepCosts):
 
     # the measured steps, each a mean over the ranks, with times of the device
     rows: Sequence[StepRow]
-    model: StepModel  # of these steps
+    model: StepModel  # the model of the times of these steps
     # share of the marks between phases at which the device had already finished its work
     device_idle: float | None = None
-    kernels: KernelTable | None = None  # of the trace
+    # the kernel table of the trace; None without a trace
+    kernels: KernelTable | None = None
 
     def share(self, *parts: str) -> float:
         """Return the share of the mean step that ``parts`` take."""

@@ -756,7 +756,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
 class Change:
     """A figure that differs between two records."""
 
-    field: str  # its path in the record, with dots
+    field: str  # the path of the field in the record, with dots
     before: Any  # None if the old record lacks it
     now: Any  # None if the new record lacks it
 

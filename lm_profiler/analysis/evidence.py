@@ -87,7 +87,7 @@ class Evidence:
 
     # Data of the steps.
     rows: _UNTYPED = ()  # a ``StepTable``, or rows, of all ranks and stages; stored in files of their own
-    # for each rank: an entry for the first step, and for each step at which the batches change
+    # for each rank, the sizes of its batches: an entry for the first step, and for each step at which they change
     batch_counts: Sequence[Sequence[BatchCount]] = ()
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
@@ -131,7 +131,8 @@ class Evidence:
     experts: Sequence[ExpertLoad] = ()
     # the settings of the run, if they can be read; ``conclude`` adds those that follow from figures
     settings: Settings | None = None
-    lists: Lists | None = None  # about the lists of tensors that the optimizers get
+    # facts about the lists of tensors that optimizers get, which a trace lacks
+    lists: Lists | None = None
     multiprocessors: int | None = None  # the number of multiprocessors of one device
     # the peak of one device, if the user stated it
     peak_flops_per_s: float | None = None
@@ -153,7 +154,7 @@ class Evidence:
     numerics: NumericsFacts | None = None
     # the time of rank 0's traced steps, as a ``KernelTable``; computed from the trace's own file
     kernels: _UNTYPED = None
-    traced: _UNTYPED = None  # the same as pieces and gaps: a ``Traced``
+    traced: _UNTYPED = None  # the same time as pieces of work and gaps: a ``Traced``
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}

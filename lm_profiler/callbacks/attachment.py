@@ -62,9 +62,9 @@ class Attachment:
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
     restore_loop: Callable[[], None]  # removes what marks the loop
-    guard: Guard = UNGUARDED  # guards every call
+    guard: Guard = UNGUARDED  # guards every call of an instrument
     finisher: RunFinisher = field(init=False)
-    notes: list[str] = field(default_factory=list)  # what was reported so far
+    notes: list[str] = field(default_factory=list)  # notes that were reported so far
     has_begun: bool = False  # whether there is a session, or making it has failed
     is_search: bool = False  # whether this was not a run but a Tuner's search for a batch size or a learning rate
     phases: Marks | None = None

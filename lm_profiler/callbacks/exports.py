@@ -58,7 +58,8 @@ _GAUGES = {
 class RunMetrics:
     """Sums over the steps of a watched run, to which the watch's thread adds: a collector of ``prometheus_client``."""
 
-    labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
+    # the labels of every metric: ``rank``, ``host`` and ``run``
+    labels: Mapping[str, str]
     stages: StageFigures = field(default_factory=StageFigures)
     epoch_s: float = 0.0  # the time of day, in seconds since 1970, at which the clock of the steps is 0
     _lock: Lock = field(default_factory=Lock)
@@ -71,9 +72,11 @@ class RunMetrics:
         default_factory=lambda: np.zeros(len(PARTS) + 1)
     )
     _last_ns: int | None = None  # when the last step ended
-    _tokens: int | None = 0  # of all steps; None if those of some are unknown
+    # the tokens of all steps; None if those of some are unknown
+    _tokens: int | None = 0
     _recent_figures: Mapping[str, float] = field(default_factory=dict)
-    _memory_bytes: dict[str, int] = field(default_factory=dict)  # ``held`` and ``peak``
+    # the bytes by their name: ``held`` and ``peak``
+    _memory_bytes: dict[str, int] = field(default_factory=dict)
 
     def add(
         self,

@@ -36,7 +36,7 @@ class StageFigures:
 
     # model FLOPs utilization times seconds of the step: the MFU that the step would have if it took one second
     mfu_seconds: float | None = None
-    tokens_per_step: float | None = None  # on this rank
+    tokens_per_step: float | None = None  # tokens per step on this rank
 
     @classmethod
     def from_stages(
@@ -76,7 +76,7 @@ class LiveSums:
     steps: int = 0
     step_s: float = 0.0
     data_s: float = 0.0
-    held_bytes: int | None = None  # after the last step
+    held_bytes: int | None = None  # bytes held after the last step
     peak_bytes: int | None = None
     _batches: list[CountedBatches] = field(default_factory=list)
 

@@ -24,7 +24,7 @@ class RunFiles:
 
     name: str  # the name of the run
     report: Callable[[str], object]  # gets a note of a problem
-    folder: Path | None = None  # of the run; None before it is known
+    folder: Path | None = None  # the folder of the run; None before it is known
     record: RunRecord | None = None  # the record that was last written there
 
     def folder_or_new(self) -> Path:

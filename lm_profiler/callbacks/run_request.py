@@ -17,7 +17,8 @@ from lm_profiler.usage_error import expect
 class RunRequest:
     """The request to profile a program; each part may be missing."""
 
-    options: dict[str, Any] = field(default_factory=dict)  # of ``profiling_callbacks``
+    # options of ``profiling_callbacks``
+    options: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     # the number of the Trainer to profile; None for the first
     trainer: int | None = None

@@ -131,7 +131,7 @@ class Session:
     progress: Progress | None  # the progress line; None on every rank but one
     rank: int  # global rank of this process
     stopping: StoppingRule  # ends the measuring early if enough is known
-    report: Callable[[str], object]  # gets a note
+    report: Callable[[str], object]  # receives notes for the user
     # appends rows to the file; called once per second at most
     append_rows: Callable[[Sequence[StepRow]], None] | None = None
     # counts the batches of the running step, which the callback adds
@@ -142,18 +142,18 @@ class Session:
     limit_steps: Callable[[Mapping[str, int]], object] = lambda steps_of_stages: None
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
-    steps: int = 0  # that have finished
+    steps: int = 0  # the steps that have finished
     rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
     # when the step of each row began and ended
     instants_ns: list[tuple[int, int]] = field(default_factory=list)
     _written_rows: int = 0
     _last_reading_ns: int = 0  # when instruments were last read
-    _planned_steps: int = 0  # of the current stage
+    _planned_steps: int = 0  # the planned steps of the current stage
     _peaks: Peaks = UNKNOWN  # the last that were read
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
-    # what the batches of a step hold: an entry for each step in which it changes
+    # the sizes of the batches of a step: an entry for each step in which they change
     _batch_counts: list[BatchCount] = field(default_factory=list)
-    _last_count: StepCount | None = None  # of the last step
+    _last_count: StepCount | None = None  # the sizes of the batches of the last step
     # batches, samples, elements, and the counts of ``TokenUse`` in the last entry of ``_batch_counts``
     _last_sizes: tuple[Any, ...] | None = None
     # After a step there is more to do than to keep it if the stage has reached this step, or the clock this instant.

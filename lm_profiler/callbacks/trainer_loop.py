@@ -44,7 +44,7 @@ _NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or
 class TrainerLoop:
     """The loop of ``verb``. A Trainer changes until its loop begins, so each fact is read when it is needed."""
 
-    trainer: Any  # from ``lightning.pytorch`` or ``pytorch_lightning``
+    trainer: Any  # a Trainer from ``lightning.pytorch`` or ``pytorch_lightning``
     callback: Callback | None = None  # the profiling callback of this run
     verb: Verb = "fit"
     max_steps: int = -1  # the Trainer's own limit, which is restored at the end

@@ -34,12 +34,12 @@ class TraceRequests:
     rank: int
     options: WatchOptions  # whether traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
-    steps: int = 0  # how many steps training should trace next
+    steps: int = 0  # the number of steps that training should trace next
     # the event that causes the next trace; None if a user requested it
     _cause: WatchEvent | None = None
     # when the automatic traces of the last day were requested
     _automatic_ns: deque[int] = field(default_factory=deque)
-    _automatic_bytes: int = 0  # of all automatic traces
+    _automatic_bytes: int = 0  # the bytes of all automatic traces
     # the file name of the trace that each event caused
     _files: dict[_EventKey, str] = field(default_factory=dict)
 

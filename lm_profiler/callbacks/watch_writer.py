@@ -71,7 +71,7 @@ class HandOver(NamedTuple):
     """The data that training hands over between two steps, about once per second."""
 
     now_ns: int
-    marks: Sequence[Any] = ()  # as ``Timeline.take_marks`` returns them
+    marks: Sequence[Any] = ()  # the marks, as ``Timeline.take_marks`` returns them
     # steps since the last hand-over that are in no figure, because they were traced
     skipped_steps: int = 0
     spans: Sequence[NamedSpan] = ()
@@ -82,7 +82,7 @@ class HandOver(NamedTuple):
     peak_bytes: int | None = None
     global_step: int = 0
     traced: Tracer | None = None  # a tracer that has finished a trace
-    traced_steps: Sequence[TracedStep] = ()  # its steps
+    traced_steps: Sequence[TracedStep] = ()  # the traced steps
     # the contents of the steps' batches; None if they are not counted
     counted: CountedBatches | None = None
 
@@ -114,10 +114,10 @@ class WatchWriter:
     world_size: int
     timeline: Timeline  # its marks show where training stands when no step ends
     run: WatchedRun  # concludes from the marks
-    ledger: Ledger  # where the time goes
+    ledger: Ledger  # divides the time of the fit into terms
     options: WatchOptions  # whether traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
-    device: torch.device  # where steps run
+    device: torch.device  # the device on which steps run
     place: TrainingPosition = field(default_factory=TrainingPosition)
     resumed_at: int = 0  # the Trainer's count of steps when fit began
     metrics: RunMetrics | None = None  # the metrics for monitoring
@@ -144,7 +144,8 @@ class WatchWriter:
     _compared_ns: int = 0  # when the ranks' reports were last read
     # steps that a resumed run does again, because they came after the checkpoint; None if unknown
     _repeated_steps: int | None = None
-    _stalled_place: str = ""  # where training stalls now; empty if it does not
+    # the place at which training stalls now; empty if it does not stall
+    _stalled_place: str = ""
     # seconds of stalls in phases in which ranks wait, which the comparison of ranks has not seen yet
     _stalled_waiting_s: float = 0.0
     # the ledger's term in which each pause was, and the seconds of the pause

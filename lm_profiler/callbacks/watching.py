@@ -76,13 +76,13 @@ class Watching:
 
     callback: Callback | None  # our own callback, whose time is named separately
     trainer: Trainer  # the Trainer of the run
-    options: WatchOptions  # what may be traced
+    options: WatchOptions  # options that state what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
-    began_ns: int  # when fit began
+    began_ns: int  # the instant at which fit began
     report: Callable[[str], object]  # gets a note of a problem
     # guards the whole watch: if it fails, training continues without it
     guard: Guard = UNGUARDED
-    steps: int = 0  # that have ended, with those of the stages
+    steps: int = 0  # the number of steps that have ended, those of the stages included
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
     ledger: Ledger = field(init=False)
@@ -98,7 +98,7 @@ class Watching:
     _last_validation_ns: int = 0  # when the last validation ended
     _next_hand_over_ns: int = 0
     _next_reading_ns: int = 0
-    _tracer: Tracer | None = None  # of the trace that runs
+    _tracer: Tracer | None = None  # the tracer of the trace that runs
     _steps_of_trace: int = 0  # steps of that trace so far
     _trace_began_ns: int = 0
     # steps that were traced since the last hand-over

@@ -45,7 +45,7 @@ class CellCalls:
     The call of a cell is ``call``, that of the first setting, with the options and the instruments of the cell.
     """
 
-    folder: Path  # of all runs
+    folder: Path  # the folder of all runs
     call: Sequence[str]
     # the record of the first setting's run, once that has ended
     first_record: RunRecord | None = None

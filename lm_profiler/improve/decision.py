@@ -63,7 +63,8 @@ FINAL_SETTING = Candidate(name="", options={}, group="")
 class PairedComparison:
     """A comparison that has ended or is running. B is the setting A with the candidate."""
 
-    candidate: Candidate  # what was tried; ``FINAL_SETTING`` for the last comparison
+    # the change that is tried; ``FINAL_SETTING`` for the last comparison
+    candidate: Candidate
     a_options: Mapping[str, str]  # options of A, besides those of the first setting
     b_options: Mapping[str, str]  # options of B
     runs_a: tuple[TimedRun, ...] = ()  # runs of A, in the order of the pairs

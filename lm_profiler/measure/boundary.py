@@ -41,7 +41,8 @@ class Guard:
     report: Callable[[str], object]  # receives one message if the instrument fails
     # undoes what the instrument did to training's objects
     leave: Callable[[], object] = lambda: None
-    outcome: str = _TAKEN_OUT  # what has happened, in the message
+    # what happened to the instrument, in the words of the message
+    outcome: str = _TAKEN_OUT
     # whether the instrument failed, or was left out
     is_disabled: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)

@@ -46,11 +46,11 @@ _JITTER_NS = 100_000  # because one clock is read after the other
 class CollectiveCall(NamedTuple):
     """One collective call."""
 
-    group: str  # the group's name
+    group: str  # the name of the process group
     number: int  # its sequence number, the same on all ranks of the group
     name: str  # the operation
     wall_ns: int  # when it was called
-    # how long it took on the device, where that was timed
+    # the duration of the call on the device, if it was timed
     duration_ns: int | None = None
 
 
@@ -154,10 +154,11 @@ class Arrivals:
     """Collects calls from torch's flight recorder, a ring buffer, before it overwrites them, and converts their
     instants to ``clock``."""
 
-    dump: Dump  # reads the ring
+    dump: Dump  # reads torch's flight recorder, a ring buffer
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
-    wall: Callable[[], int] = time.time_ns  # the ring's clock
-    capacity: int = field(default_factory=ring_size)  # of the ring, in entries
+    wall: Callable[[], int] = time.time_ns  # the clock of the recorder
+    # the number of entries that the recorder holds
+    capacity: int = field(default_factory=ring_size)
     # the collective calls that were read
     calls: list[CollectiveCall] = field(default_factory=list)
     at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
@@ -165,7 +166,8 @@ class Arrivals:
     # whether the wall clock was set, so that the instants cannot be trusted
     clock_was_set: bool = False
     newest_record: int = -1  # the number of the newest entry that was read
-    _clocks: _ClockReading | None = None  # at the last reading of the ring
+    # the clocks at the last reading of the recorder
+    _clocks: _ClockReading | None = None
 
     def read_ring(self) -> int:
         """Read new entries, and return how many there were; not all of them are collectives."""
@@ -259,7 +261,7 @@ class StreamWait(NamedTuple):
 
     at_ns: int  # when the host enqueued it
     begin: torch.Event  # the stream's event before the wait
-    end: torch.Event  # and after it
+    end: torch.Event  # the instant of the stream after the wait
 
 
 class StreamWaits:

@@ -52,7 +52,7 @@ class TransformerConfig:
     tied_embeddings: bool = False
     # feed-forward layers per block (X), among which a router chooses; 0 for one layer without a router
     num_experts: int = 0
-    # how many experts each token is sent to
+    # the number of experts to which each token is sent
     experts_per_token: int = 2
     # `llama`: RMSNorm, RoPE, SwiGLU, no biases; `gpt2`: LayerNorm, learned positions, GELU, biases
     architecture: Literal["llama", "gpt2"] = "llama"

@@ -38,15 +38,15 @@ UNFINISHED = "it is still running, or its process was killed"  # the reason for 
 class Cut:
     """A selection of the recorded steps for figures: ``steps`` of them after the first ``warmup`` steps."""
 
-    warmup: int | None = None  # None: the warm-up of the run itself
-    steps: int | None = None  # None: all
+    warmup: int | None = None  # None stands for the warm-up of the run itself
+    steps: int | None = None  # None stands for all steps
 
 
 @dataclass(frozen=True)
 class Entry:
     """A run, or a cell of a sweep, which may have no run. Each is a line of a table."""
 
-    folder: Path  # of the run, or of the cell if there is no run
+    folder: Path  # the folder of the run, or of the cell if there is no run
     # None if a cell has no record, because it timed out, was killed, or was a wrong call
     record: RunRecord | None
     cell: Cell | None = None  # None for a run that belongs to no sweep

@@ -19,8 +19,8 @@ class Unit(NamedTuple):
 
     stored: str
     shown: str
-    scale: float  # from the stored to the shown unit
-    digits: int  # the most decimals
+    scale: float  # the factor from the stored to the shown unit
+    digits: int  # the largest number of decimals
 
 
 # By kind of figure. Each of ``bytes`` is shown in a fitting unit. ``text`` is not a figure but what a reader needs with
@@ -85,7 +85,7 @@ class Figure:
     """
 
     title: str
-    kind: str  # one of ``UNITS``
+    kind: str  # the kind of unit: one of ``UNITS``
     meaning: str  # one line without a full stop
     # the name in the registry; empty if it equals the field's name, or the key
     name: str = ""

@@ -184,14 +184,15 @@ Bound = Literal[
 class Verdict(Part):
     """What binds the run, and the evidence for it."""
 
-    bound_by: Annotated[Bound | None, Newer]  # None: the evidence shows no bottleneck
+    # None means that the evidence shows no bottleneck
+    bound_by: Annotated[Bound | None, Newer]
     share: float | None = figure(
         "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
     )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
-    # what else may bind it, if the interval of the share contains the threshold
+    # another bottleneck that is possible, because the interval of the share contains the threshold
     or_bound_by: Annotated[Bound | None, Newer] = None
     because: str | None = None  # the name of the sentence with the evidence
     # the figures of that sentence

@@ -119,7 +119,8 @@ class Tried(Part):
         "peak memory with the change: of the device, or of the process on a CPU",
         default=None,
     )
-    numerics: Numerics | None = None  # None if not checked: only FASTER changes are
+    # None if the numbers were not checked: only those of FASTER changes are
+    numerics: Numerics | None = None
     # None while it is being compared
     verdict: Annotated[TriedVerdict, Newer] | None = figure(
         "verdict",

@@ -81,7 +81,7 @@ class KernelTable(Part):
     # from the beginning of the first traced step to the end of the last one, including its work on the device
     window_s: float = Field(gt=0)
     phases: dict[str, PhaseKernels]
-    rows: list[KernelRow]  # the largest first
+    rows: list[KernelRow]  # the rows with the most time first
     rest: Rest
     # the share of the window in which only kernels limited by the memory bandwidth ran (elementwise, normalization,
     # reduction, softmax, copies within the device); None without a device

@@ -38,7 +38,7 @@ SOURCES = {
 class Allocation(Part):
     """One storage, or ``count`` equal ones. None means unknown, or allocated before the step."""
 
-    bytes: int  # bytes of each
+    bytes: int  # the bytes of each storage
     count: int = 1
     cause: str
     # the phase that allocated it; None if it existed before the step

@@ -46,7 +46,7 @@ class OperatorCall:
     ``StepCalls.calls``, its number.
     """
 
-    name: str  # such as ``aten::mm``
+    name: str  # the name of the operator, such as ``aten::mm``
     phase: str
     seconds: float
     reads: tuple[int, ...]  # the storages whose content it reads

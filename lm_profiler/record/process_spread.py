@@ -31,7 +31,8 @@ class ProcessSpread:
 
     std: float
     freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
-    is_set_by_user: bool = False  # with the option ``--spread``
+    # whether the user stated it with the option ``--spread``
+    is_set_by_user: bool = False
 
     @property
     def is_learned(self) -> bool:

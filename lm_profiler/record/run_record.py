@@ -161,7 +161,7 @@ class Steadiness(Part):
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
     # in other ways; None: too few steps
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    # also certain for a noisy run
+    # another such word that is certain although the level is noisy
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     level_s: float | None = figure(
         "level", "ms", "mean duration of the regular steps: those that are neither odd nor the slow steps of a pattern",
@@ -194,7 +194,8 @@ class Steadiness(Part):
         "how much longer the last measured steps take than the first ones, by the fitted trend",
         default=None,
     )
-    kinds: list[StepKind] = Field(default_factory=list)  # beside the most frequent one
+    # the kinds of steps besides the most frequent one
+    kinds: list[StepKind] = Field(default_factory=list)
     first: int | None = figure(
         "first step used",
         "count",
@@ -693,7 +694,7 @@ class RunRecord(Part):
     config: dict[str, Any] | None
     environment: machine.Environment | None = within(group="Machine", default=None)
     model: machine.ModelFacts | None = within(group="Model", default=None)
-    # of each layer with experts that reports its load
+    # the load of each layer with experts that reports it
     experts: list[machine.ExpertLoad] = Field(default_factory=list)
     steps: dict[str, int] = figure(
         "{word} steps",
@@ -724,7 +725,7 @@ class RunRecord(Part):
         place=Place.ASKED,
         default=None,
     )
-    # None if there was no such check, as for attention of our own
+    # None if there was no such check, for example for the built-in attention
     autotuning_check_s: float | None = figure(
         "autotuning in the check",
         "ms",
@@ -739,9 +740,9 @@ class RunRecord(Part):
         "time of the measured stage in no step, such as validation and the ends of epochs",
         default=None,
     )
-    # where that time went, the longest first
+    # the activities that took the time between steps, the longest first
     between: list[BetweenSteps] = Field(default_factory=list)
-    # the same over all stages, validation between later steps included, the longest first
+    # the activities outside the phases in all stages, validation between later steps included, the longest first
     outside: list[OutsideSteps] = Field(default_factory=list)
     stages_s: float | None = figure(
         "all stages",
@@ -749,14 +750,15 @@ class RunRecord(Part):
         "time from the beginning of the run's first step to the end of its last step",
         default=None,
     )
-    # None if the measured steps lived on no prefetched batches, or if it is unknown
+    # None if the measured steps used up no prefetched batches, or if that is unknown
     lasting_step_s: float | None = figure(
         "step in the long run",
         "ms",
         "duration of a step in the long run, when no prefetched batches are left",
         default=None,
     )
-    # by part, step and forward_backward, all or none: on the device's stream, or the host's clock without a device
+    # times by part, ``step`` and ``forward_backward`` (all of them or none), on the device's stream, or on the host's
+    # clock without a device
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
@@ -766,9 +768,9 @@ class RunRecord(Part):
     # code that the program marks as parts of their own
     code_parts: list[CodePart] = Field(default_factory=list)
     odd_steps: list[OddStep] = Field(default_factory=list)
-    # first the usual counters, then those of each odd step on the rank that it names; empty if no step is odd
+    # first the median counters, then those of each odd step on the rank that it names; empty if no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)
-    # median step of each rank; the summaries are of each step's mean over the ranks
+    # the median step of each rank; other summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure(
         "median step",
         "ms",
@@ -785,7 +787,7 @@ class RunRecord(Part):
     utilisation: machine.Utilisation | None = within(
         group="Use of the hardware", default=None
     )
-    # the rates that the figures are compared with
+    # the rates of the device with which the figures are compared
     rates: machine.Rates | None = within(group="Use of the hardware", default=None)
     # the least time on rank 0's device of each phase that occurred in a step of the memory stage
     floors: dict[str, machine.Floor] = within(
@@ -796,7 +798,7 @@ class RunRecord(Part):
     contention: machine.Contention | None = within(
         group="What else used the machine", default=None
     )
-    # None if nothing waits for a device, or waits were not searched for
+    # None if there is no device to wait for, or if waits were not searched for
     syncs: list[machine.Sync] | None = None
     # None if no step was timed action by action
     other_by_owner: OtherByOwner | None = within(
@@ -809,11 +811,12 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    # the program's functions that are called outside of all phases, each with all that it calls, in that step
+    # the program's functions that are called outside of all phases in that step; times include everything that they
+    # call
     outer_calls: list[OuterCall] = Field(default_factory=list)
-    # operators of that stage that factorize matrices or solve systems, for which float32 may have too few digits
+    # operators of the memory stage that factorize matrices or solve systems, for which float32 may have too few digits
     factorizing_operators: list[str] = Field(default_factory=list)
-    # the operators of the memory stage's last step that may be needless, by the reason
+    # the operators of the memory stage's last step that may be needless, by reason
     needless_operators: list[NeedlessOperators] = Field(default_factory=list)
     # None if the precision was not audited
     numerics: NumericsFacts | None = within(group="Numerics", default=None)
@@ -823,14 +826,14 @@ class RunRecord(Part):
         group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
         instead={"step": None, "rank": None}, default=None,
     )  # fmt: skip
-    # what takes time that could be saved, the most likely saving first
+    # causes of time that could be saved, the most likely saving first
     findings: list[Finding] = Field(default_factory=list)
     verdict: Verdict | None = within(group="How it ended", default=None)
     # None if no peak is known, or no step was traced
     waterfall: Waterfall | None = within(
         group="Waterfall", name="waterfall_{name}", default=None
     )
-    # None for a single rank, or if it is unknown who waited for whom; ``notes`` say why
+    # None for a single rank, or if it is unknown which ranks waited for which; ``notes`` give the reason
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)

@@ -62,7 +62,7 @@ class StepRow:
     stage: str
     # the time of each of ``TIMED`` on the device; unknown for the last steps before a device died
     seconds: tuple[float, ...] | None
-    # and on the host
+    # the time of each of ``TIMED`` on the host's clock
     host_seconds: tuple[float, ...]
     tokens: int | None = None
     memory: Peaks = UNKNOWN

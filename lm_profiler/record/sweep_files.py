@@ -29,7 +29,7 @@ class Cell(Part):
     # the values of the swept options, by the name of the option without dashes, in the order of the sweep
     overrides: dict[str, str]
     repeat: int  # the number of the repeat, from 0
-    arguments: list[str]  # of ``python -m lm_profiler``, with the verb first
+    arguments: list[str]  # the arguments of ``python -m lm_profiler``, the verb first
 
 
 class SweepPlan(Part):

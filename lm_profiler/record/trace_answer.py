@@ -29,7 +29,8 @@ class IdleTime(Part):
 
     cause: Annotated[IdleCause, Newer]
     phase: str
-    what: str  # the call that the host was in, the operator that it launched next, or the operator that it was in
+    # what the host did meanwhile: the call that it was in, the operator that it launched next or was in
+    what: str
     count: int
     total_s: float
 
@@ -39,9 +40,11 @@ class LaunchFacts(Part):
     ``launching_s``."""
 
     kernels: int
-    launching_s: float  # idle because the host had not launched the next kernel yet
-    waiting_s: float  # idle because the host had waited for the device
-    # From the end of the launch to the start of the kernel: near the least that a launch takes, the queue is empty.
+    # time in which the device was idle because the host had not launched the next kernel yet
+    launching_s: float
+    # time in which the device was idle because the host had waited for it
+    waiting_s: float
+    # From the end of a launch to the start of its kernel. If it is near the least time of a launch, the queue is empty.
     median_delay_s: float
     verdict: Annotated[LaunchVerdict, Newer]
 
@@ -78,7 +81,8 @@ class TraceFloor(Part):
     device: str
     products_s: float | None
     memory_s: float | None
-    unknown_s: float  # measured time of kernels whose work the trace does not show, which is in neither
+    # measured time of kernels whose work the trace does not show; it is in neither of the two above
+    unknown_s: float
     source: str
 
 
@@ -90,7 +94,7 @@ class TraceAnswer(Part):
     device: str | None
     rank: int | None
     world_size: int | None
-    # the process that is shown of a file with the work of several; None for a file of one
+    # if the file holds the work of several processes, the process that is shown; otherwise None
     process: str | None = None
     steps: int = Field(gt=0)
     step_source: Annotated[StepSource, Newer]
@@ -98,13 +102,13 @@ class TraceAnswer(Part):
     busy_s: float
     idle_s: float
     kernels: KernelTable
-    idle: list[IdleTime]  # the longest first
-    launches: LaunchFacts | None  # None without a device
+    idle: list[IdleTime]  # idle times, the longest first
+    launches: LaunchFacts | None  # None if the trace has no device
     communication: CommunicationTime | None
     copies: list[CopyTime]
     floor: TraceFloor | None
     waterfall: Waterfall | None
-    left_out: dict[str, int]  # damaged events, by their damage
+    left_out: dict[str, int]  # the number of damaged events, by the kind of damage
     notes: list[str]
 
 
@@ -144,7 +148,7 @@ class TraceComparison(Part):
     a: TraceSide
     b: TraceSide
     kinds: list[TimeDifference]
-    operators: list[TimeDifference]  # by operator and module
+    operators: list[TimeDifference]  # differences by operator and module
     kernels: list[TimeDifference]
     notes: list[str]
 
@@ -178,7 +182,7 @@ class TraceRanks(Part):
     schema_version: Literal[1] = 1
     steps: int
     ranks: list[RankTime]
-    waits: list[RankWait]  # the longest first
-    matched: int  # collective calls of all ranks that could be compared
-    unmatched: int  # calls that other ranks lack, in the traces
+    waits: list[RankWait]  # the waits, the longest first
+    matched: int  # the number of collective calls that could be compared on all ranks
+    unmatched: int  # the number of collective calls that the traces of other ranks lack
     notes: list[str]

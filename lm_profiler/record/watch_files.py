@@ -102,8 +102,9 @@ class WatchWindow(Part):
 
     first_step: int
     steps: int  # number of steps
-    began_s: float  # seconds since 1970
-    seconds: dict[str, Sketch]  # for each part that took time, and for the whole step
+    began_s: float  # the time at which the window began, in seconds since 1970
+    # a histogram for each part that took time, and for the whole step
+    seconds: dict[str, Sketch]
     # the least memory between steps: that of the device, or else the resident memory of the process
     held_bytes: int | None = None
     # the peak at the end of the window: of the allocator since its last reset, or else of resident memory since the
@@ -139,7 +140,7 @@ class WatchEvent(Part):
     Rank, kind, step and time identify an event. It is written again when it changes, and the last line counts.
     """
 
-    at_s: float = 0.0  # seconds since 1970
+    at_s: float = 0.0  # the time of the event, in seconds since 1970
     rank: int = 0
     step: int
     kind: Annotated[
@@ -178,7 +179,7 @@ class WatchEvent(Part):
     starts_epochs: bool | None = None
     # if they are irregular, the share of slow steps among all steps since the first of them
     share: float | None = None
-    grew_bytes: int | None = None  # by how much memory has grown
+    grew_bytes: int | None = None  # the bytes by which memory has grown
     # whether the event is no longer valid, because it is part of another one or turned out to be none
     withdrawn: bool = False
     chronic: bool | None = None  # whether the rank was late repeatedly
@@ -218,7 +219,7 @@ class WatchStatus(Part):
 
     # the Trainer's number of steps, which continues that of a checkpoint
     global_step: int = 0
-    # this number when the fit began; 0 unless it resumes from a checkpoint
+    # the global step when the fit began; 0 unless it resumes from a checkpoint
     resumed_at: int = 0
     # the number of steps after the checkpoint that the previous run had already made; None if unknown
     repeated: int | None = None

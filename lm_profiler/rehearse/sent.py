@@ -279,7 +279,8 @@ class _StepCounter(Rehearsal):
     dtypes: Mapping[
         str, str
     ]  # a dtype that was rehearsed to the run's dtype, if they differ
-    step_work: StepWork | None = None  # of the whole step; None until it has ended
+    # the work of the whole step; None until it has ended
+    step_work: StepWork | None = None
 
     def _steps(self) -> Iterator[None]:
         observers = StepObservers(self)

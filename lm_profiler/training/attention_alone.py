@@ -38,7 +38,7 @@ class AttentionAlone(LightningModule):
     """
 
     model: LoneAttention
-    filler: Tensor  # what is overwritten
+    filler: Tensor  # the memory that is overwritten
 
     def __init__(
         self,

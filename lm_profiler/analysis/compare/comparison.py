@@ -116,7 +116,7 @@ class Comparison:
     # differences because of which the sides did not do the same work; empty if they can be compared
     unlike: list[Difference]
     config: list[Difference]  # other differences of the options
-    environment: list[Difference] | None  # None: unknown
+    environment: list[Difference] | None  # None means unknown
     step: PartChange  # always UNCLEAR if the machine was busy, because times are then upper bounds
     forward_backward: PartChange
     # the phases that occur, the one with the largest difference first; with several ranks, without waiting for other
@@ -125,7 +125,7 @@ class Comparison:
     # own work and waiting of the mean rank, by their names in the registry of figures
     ranks: list[PartChange]
     tokens: RateChange | None
-    useful_tokens: RateChange | None  # tokens without padding
+    useful_tokens: RateChange | None  # the change of the rate of tokens without padding
     memory: list[MemoryChange]
     # the smallest change of the step, as a share, that runs like these can detect
     detectable: float | None

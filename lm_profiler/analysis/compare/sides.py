@@ -49,7 +49,7 @@ class Run:
     folder: Path
     record: RunRecord
     steps: list[StepRow]  # one row per step
-    model: StepModel  # of the steps
+    model: StepModel  # the model of the times of these steps
     # how long the mean rank waits for other ranks in each part, if this is to be subtracted from the part
     waits_s: Mapping[str, float] = field(default_factory=dict)
     # the counters of the compared steps, of all ranks; empty if unknown

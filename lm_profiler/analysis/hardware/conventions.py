@@ -23,14 +23,14 @@ class Convention:
     source: str
     flops_per_token: float | None
     mfu: float | None
-    missing: str = ""  # what the formula needs and the run does not show
+    missing: str = ""  # what the formula needs but the run does not show
 
 
 @dataclass(frozen=True)
 class _Sizes:
     """The sizes that the formulas need. None means that the run does not show them."""
 
-    tokens: int  # of a step, on all ranks
+    tokens: int  # tokens per step, on all ranks
     dispatched_flops: int
     parameters: int | None
     without_embedding: int | None

@@ -49,8 +49,8 @@ SETTINGS = (
 class Planned:
     """The memory and the work of one step, as it was rehearsed."""
 
-    peaks: Mapping[str, int]  # by phase: the most bytes in use at one time
-    causes: Mapping[str, MemoryCauses]  # by phase: the causes of the bytes at its peak
+    peaks: Mapping[str, int]  # by phase, the most bytes in use at one time
+    causes: Mapping[str, MemoryCauses]  # by phase, the causes of the bytes at its peak
     batch: int | None = None  # samples per batch; None if unknown
     # tokens per sequence; None if unknown, or if the number cannot be changed
     context: int | None = None
@@ -62,11 +62,12 @@ class Planned:
     work: Mapping[str, Work] = field(default_factory=dict)
     # the names of operators and functions whose FLOPs have no formula
     uncounted: Sequence[str] = ()
-    float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
+    # the precision of float32 matmuls: ``highest``, ``high`` (TF32) or ``medium``
+    float32: str = "unknown"
     # the values of those ``SETTINGS`` that the call has
     settings: Mapping[str, Any] = field(default_factory=dict)
     held: MemoryLevels | None = None  # the memory at certain moments of the step
-    model: ModelFacts | None = None  # of the module
+    model: ModelFacts | None = None  # facts about the module
     # why the search for ``largest`` found nothing
     largest_unknown: str | None = None
     # the peak of each rehearsed step; the largest is reported
@@ -82,7 +83,7 @@ class Planned:
     # bytes that a GPU's allocator reserves for these steps; None on the CPU
     reserved: int | None = None
     ranks: int = 1  # the number of ranks of the run; only rank 0 was rehearsed
-    # by phase: bytes that its collectives send over a rank's link
+    # by phase, the bytes that its collectives send over a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
     # the strategy that shards the module over the ranks; None if each rank has the whole module
     split_by: str | None = None
@@ -146,7 +147,7 @@ class PlannedFloors:
 
     by_phase: dict[str, Floor]
     rates: Rates
-    # by phase: the seconds for which its collectives occupy a rank's link; empty if the link's rate was not stated
+    # by phase, the seconds for which its collectives occupy a rank's link; empty if the link's rate was not stated
     sent_s: Mapping[str, float] = field(default_factory=dict)
 
     def least_s(self, phase: str) -> float | None:
@@ -178,7 +179,7 @@ class Alternative:
     """A setting that would need less memory, according to its own rehearsal."""
 
     options: Sequence[str]
-    changes: str | None  # what it changes in training; None for nothing
+    changes: str | None  # what the setting changes in training; None for nothing
     needs_bytes: int
     fits: bool | None
     floor_s: float | None
@@ -190,11 +191,13 @@ class Plan:
 
     planned: Planned
     device: Capacity
-    fits: bool | None  # None if unknown, for example because steps grow
+    # whether the run fits into the device; None if unknown, for example because steps grow
+    fits: bool | None
     needs_bytes: int  # the least memory into which the run certainly fits
     # the largest context that fits; ``planned.largest`` is the largest batch
     largest_context: int | None
-    floor_s: float | None  # of the step; None if the peaks of the device are unknown
+    # the floor of the step; None if the peaks of the device are unknown
+    floor_s: float | None
     # settings that need less memory, if the run may not fit
     smaller: Sequence[Alternative]
 
@@ -245,11 +248,12 @@ _ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}
 class Capacity:
     """The memory of a GPU, or of the machine; a run can use a few percent less than that."""
 
-    name: str  # as its driver reports it
+    name: str  # the name of the GPU, as its driver reports it
     bytes: int
     # whether the bytes are those that are free now, and not the whole memory
     is_free: bool = False
-    gpu: tuple[int, int] | None = None  # its compute capability; None for the CPU
+    # the compute capability of the GPU; None for the CPU
+    gpu: tuple[int, int] | None = None
 
 
 def capacity(device_name: str) -> Capacity:

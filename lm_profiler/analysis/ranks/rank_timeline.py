@@ -34,8 +34,8 @@ class Collective(NamedTuple):
 class RankTimeline:
     """The measured steps of one rank. Instants are read from its own monotonic clock, in nanoseconds."""
 
-    rank: int  # in the whole group
-    host: str  # name of its machine
+    rank: int  # the number of the rank in the whole group
+    host: str  # the name of the rank's machine
     steps: Instants  # int64[n], numbers of the measured steps, in order
     # int64[n + 1], the index in ``codes`` and ``host_ns`` of each step's first mark; last, the number of marks
     first: Instants

@@ -52,10 +52,11 @@ _LOWEST = 0.05  # the smallest value passed to the model, as a share of the step
 class SlowCandidate:
     """A rank that took longer in a part than others did, perhaps by chance."""
 
-    rank: int  # its index
-    part: int  # index of the part; ``OUTSIDE`` for the time between steps
-    fast_ranks: tuple[int, ...]  # indices of the ranks with which it is compared
-    seconds: float  # its excess over their mean, in the mean step
+    rank: int  # the index of the rank
+    part: int  # the index of the part; ``OUTSIDE`` for the time between steps
+    fast_ranks: tuple[int, ...]  # the indices of the ranks with which it is compared
+    # the rank's time in the part beyond the mean of the fast ranks, in the mean step
+    seconds: float
     half_interval_s: float  # half the 95 % interval of the excess
     is_certain: bool  # whether chance cannot explain it, considering that all ranks and parts were tested
     begin: int  # the first step in which it is slow, by index

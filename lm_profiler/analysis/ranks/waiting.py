@@ -42,7 +42,7 @@ _NEVER_YET = np.iinfo(np.int64).min
 class Calls:
     """C collective calls of R ranks, in the order of the last arrival."""
 
-    names: list[str]  # [C]
+    names: list[str]  # [C] the name of each collective
     came_ns: Instants  # [C, R] when each rank arrived
     members: Flags  # [C, R] whether the rank takes part in the call; other values of ranks that do not are meaningless
     # [C, R] how long the rank waited, if this was measured; otherwise -1

@@ -98,13 +98,15 @@ class FirstRun:
 class Candidate:
     """A change that may make the step faster."""
 
-    name: str  # as tables show it, such as ``data.num_workers=4``
+    name: str  # the name in tables, such as ``data.num_workers=4``
     # options added to the call, and their values as written on the command line
     options: Mapping[str, str]
-    group: str  # of candidates of one group (all values of one option) only one can be chosen
+    # a group of candidates, such as all values of one option; only one of a group can be accepted
+    group: str
     # most seconds of a step that it can save; None if the first run does not show that
     ceiling_s: float | None = None
-    may_change: str | None = None  # what it may change in the results; None for nothing
+    # what the change may alter in the results; None for nothing
+    may_change: str | None = None
     refused: str = ""  # why it is not tried; empty if it is tried
 
 

@@ -63,9 +63,9 @@ _FIGURES = tuple(
 class _RankReadings:
     """The readings of one rank's measured steps."""
 
-    counters: dict[int, StepCounters]  # by step
+    counters: dict[int, StepCounters]  # the counters of each step, by its number
     usual: StepCounters
-    # by step: how long the host waited for its batch
+    # by step, how long the host waited for its batch
     data_s: dict[int, float]
 
     def excess(self, name: str, step: int) -> float:
@@ -93,7 +93,7 @@ class _RankReadings:
 @dataclass(frozen=True)
 class _Cause:
     words: str
-    seconds: float  # that it explains
+    seconds: float  # the seconds of the step that it explains
 
 
 def with_causes(

@@ -335,7 +335,7 @@ class _SegmentCosts:
     that a segment's first value is not whitened. Arrays are (n, n + 1): row b, column e belong to the segment [b, e).
     """
 
-    count: int  # n
+    count: int  # the number of values, n
     # the weight of a segment's first value, relative to the others: 1 - coefficient squared
     first_weight: float
     squares: Series  # the sum of squares of the whitened values
@@ -486,7 +486,7 @@ def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
 class _Trend:
     """A straight line or a decay."""
 
-    gain: float  # over a single level
+    gain: float  # how much better the trend fits than a single level
     values: Series  # (n,) for a line, relative to its mean; for a decay, the excess over its final level
     dies_away: bool  # whether it is a decay
 
@@ -525,8 +525,8 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
 class _Regressors:
     """What a regression on a constant and a unit shape needs, apart from the values. All is whitened."""
 
-    constant: Series  # (n,)
-    shapes: Series  # (shapes, n)
+    constant: Series  # (n,) the constant
+    shapes: Series  # (shapes, n) the unit shapes
     constant_weight: float  # the sum of squares of ``constant``
     shapes_on_constant: Series  # (shapes,) the products of each shape with ``constant``
     weights: Series  # (shapes,) the sum of squares of each shape about its mean

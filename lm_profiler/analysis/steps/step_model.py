@@ -75,8 +75,8 @@ class Parts(NamedTuple):
     """The parts of a mean; their sum is the mean."""
 
     level: float  # the mean of the regular steps
-    pattern: float  # what the pattern adds
-    odd: float  # what odd steps add
+    pattern: float  # the time that the pattern adds
+    odd: float  # the time that odd steps add
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class StepModel:
     Figures describe a stretch of the steps, [begin, end): the longest level, or all steps of a trend.
     """
 
-    seconds: Series  # (n,) the times
+    seconds: Series  # (n,) the times of the steps
     cut: int  # the number of warm-up steps at the beginning
     edges: tuple[
         int, ...

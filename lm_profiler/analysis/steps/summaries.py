@@ -266,10 +266,10 @@ class BatchCount(NamedTuple):
     step: int
     batches: int
     samples: int | None
-    elements: int | None = None  # of the largest tensor of each batch
-    useful_tokens: int | None = None  # without padding
-    token_positions: int | None = None  # with padding
-    squared_lengths: int | None = None  # of the sequences
+    elements: int | None = None  # elements of the largest tensor of each batch
+    useful_tokens: int | None = None  # tokens without padding
+    token_positions: int | None = None  # tokens with padding
+    squared_lengths: int | None = None  # squared lengths of the sequences
     # positions beyond the longest sequence of their batch
     unused_positions: int | None = None
 

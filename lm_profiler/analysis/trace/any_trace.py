@@ -71,7 +71,7 @@ class AnyTrace:
     work: TracedWork
     step_source: StepSource
     step_name: str | None  # the name of the range that the user requested as step
-    # as the driver reports it; None if the trace has no device, or several kinds
+    # the name of the device, as its driver reports it; None if the trace has no device, or several kinds
     device_name: str | None
     rank: int | None
     world_size: int | None

@@ -248,7 +248,7 @@ class Communication:
     steps: int  # number of traced steps
     ns: int  # during which at least one collective ran
     exposed_ns: int  # the part of it during which nothing was computed
-    share: float  # of the time of the steps
+    share: float  # the collectives' share of the time of the steps
     by_name: Sequence[CollectiveTime]
 
 

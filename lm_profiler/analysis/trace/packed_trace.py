@@ -396,7 +396,7 @@ class _Packing:
     """Collects the relevant fields of events, most of them in growing arrays."""
 
     steps: list[Range] = field(default_factory=list)
-    ranges: list[Range] = field(default_factory=list)  # those that may be phases
+    ranges: list[Range] = field(default_factory=list)  # ranges that may be phases
     collectives: list[Range] = field(default_factory=list)
     gathers: list[Range] = field(default_factory=list)
     repeated_passes: list[Range] = field(default_factory=list)
@@ -412,14 +412,16 @@ class _Packing:
     copied_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
     damaged_events: Counter[str] = field(default_factory=Counter)
-    numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
+    # the number of each name
+    numbers: defaultdict[str, int] = field(default_factory=_numbering)
     inputs: list[Inputs] = field(default_factory=list)
-    # by process and thread
+    # the number of each thread, by process and thread
     threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)
     tracks: defaultdict[Track, int] = field(default_factory=_numbering)
     # by their text in the file
     _callers: defaultdict[str, int] = field(default_factory=_numbering)
-    _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
+    # the number of each operator's inputs, by their text
+    _input_numbers: dict[str, int] = field(default_factory=dict)
     # columns: start, length, caller's number, inputs' number
     _operators: list[Rows] = field(default_factory=list)
     # six numbers an event: see ``PackedTrace.host_rows``

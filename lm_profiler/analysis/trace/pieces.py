@@ -80,7 +80,7 @@ class Piece(NamedTuple):
     # the process group of a collective, if the profiler recorded it
     group: str | None = None
     collective: str | None = None  # the profiler's own name of a collective
-    copied_bytes: int | None = None  # by a copy or a memset
+    copied_bytes: int | None = None  # the bytes that a copy or a memset moved
 
 
 @dataclass(frozen=True)

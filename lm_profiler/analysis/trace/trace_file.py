@@ -34,8 +34,8 @@ class OperatorEvents(NamedTuple):
     """The events of many operators, as columns of texts that are not decoded."""
 
     callers: Sequence[str]  # name, process and thread
-    starts: Sequence[str]  # in microseconds with three decimals
-    lengths: Sequence[str]  # the same
+    starts: Sequence[str]  # start times in microseconds, with three decimals
+    lengths: Sequence[str]  # durations in microseconds, with three decimals
     arguments: Sequence[str]
 
 

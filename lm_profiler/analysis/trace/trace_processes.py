@@ -57,7 +57,7 @@ WorkByTrack = Mapping[Track, Sequence[DeviceWork]]
 class TraceProcess(NamedTuple):
     """A process with events in a trace, and the devices on which it launched kernels."""
 
-    name: str  # as in the file
+    name: str  # the name of the process, as in the file
     steps: int
     launches: int
     operators: int

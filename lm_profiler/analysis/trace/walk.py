@@ -41,7 +41,7 @@ class DriverCall(NamedTuple):
     number: (
         int  # identifies the call of that operator, which may launch several kernels
     )
-    inputs: int  # of that operator
+    inputs: int  # the inputs of that operator
 
 
 class OperatorCalls(NamedTuple):

@@ -31,7 +31,7 @@ class LongDurations:
     against_s: float  # the usual duration; of a course, the duration at the beginning
     now_s: float  # the mean of the long durations; of a course, the last duration
     is_course: bool = False
-    times: int = 1  # number of durations
+    times: int = 1  # the number of durations
     excess_s: float = 0.0  # sum over single long durations of the time beyond the usual
     # the step at which a course had ended; None: it has not
     until_step: int | None = None
@@ -48,8 +48,8 @@ class LongDurations:
 
 class _Duration(NamedTuple):
     seconds: float
-    step: int  # after which it ended
-    at_s: float  # when it ended
+    step: int  # the step after which it ended
+    at_s: float  # the time at which it ended
 
 
 @dataclass(eq=False)

@@ -92,7 +92,7 @@ class Ledger:
     """
 
     began_ns: int
-    # by term
+    # the seconds of each term
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     last_ns: int = 0  # the time until which everything has been added
     # the seconds of each validation, checkpoint and epoch boundary, until the caller takes them out

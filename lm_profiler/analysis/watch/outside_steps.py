@@ -34,7 +34,7 @@ class RunStep(NamedTuple):
     stage: str
     begin_ns: int
     end_ns: int
-    data_s: float  # how long it waited for its batches
+    data_s: float  # how long the step waited for its batches
     # begin and end of each interval in which the loop had left the step, for example for validation
     away_ns: Sequence[tuple[int, int]] = ()
     other_s: float = 0.0  # the time in no phase

@@ -35,8 +35,8 @@ class _NewReport(NamedTuple):
 class _Lateness(NamedTuple):
     """A rank's lateness in one phase, over successive comparisons."""
 
-    times: int  # number of comparisons
-    cost_s: float  # how long the other ranks waited for it
+    times: int  # the number of comparisons at which the rank was late
+    cost_s: float  # how long the other ranks waited for the rank
 
 
 class _StepTimes(NamedTuple):
@@ -62,7 +62,7 @@ class RankReports:
     _last_reports: dict[int, _NewReport] = field(default_factory=dict)
     # the reports at the last comparison, by rank
     _compared: dict[int, WatchStatus] = field(default_factory=dict)
-    # by rank and phase; only of ranks that were late at the last comparison
+    # lateness by rank and phase; only of ranks that were late at the last comparison
     _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)
 
     def look(

@@ -71,7 +71,7 @@ class SlowStep:
     part: str | None
     part_s: float  # the time of that part, or of the whole step if it is None
     data_s: float  # the time of the part "data" in this step
-    usual_data_s: float  # and usually
+    usual_data_s: float  # how long steps usually wait for data
 
     @property
     def excess_s(self) -> float:
@@ -83,8 +83,8 @@ class Occurrence:
     """A slow step and its cause."""
 
     slow: SlowStep
-    at_s: float  # when it ended
-    cause: str | None  # None: unknown
+    at_s: float  # the time at which the step ended
+    cause: str | None  # None means unknown
     cause_s: float  # the seconds that the cause explains
     starts_epoch: bool  # whether it was the first step of an epoch
 
@@ -235,7 +235,7 @@ class SlowStepGroup:
     _recent_s: float = 0.0  # the excess of about the last minute, as of ``_recent_at_s``; it decays exponentially
     _recent_at_s: float = 0.0
     _written_times: int = 0  # the value of ``times`` when the event was last written
-    _written_at_s: float = 0.0  # when that was
+    _written_at_s: float = 0.0  # the time at which the group was last written
 
     @property
     def excess_s(self) -> float:

@@ -65,9 +65,8 @@ class TracedStep(NamedTuple):
 
     begin_ns: int
     end_ns: int
-    seconds: Sequence[
-        float
-    ]  # of each part, and last of the whole step, on the host's clock
+    # the seconds of each part, and last of the whole step, on the host's clock
+    seconds: Sequence[float]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,7 +75,8 @@ class WatchedRun:
 
     workers: int | None = None  # processes of the loader; None means unknown
     on_device: bool = False  # whether the steps are timed on a device's clock
-    epoch_s: float = 0.0  # what 0 on the clock of the steps is in seconds since 1970
+    # the instant 0 of the clock of the steps, in seconds since 1970
+    epoch_s: float = 0.0
     steps: int = 0  # number of steps so far
     levels: LevelFollower = field(init=False)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
@@ -93,7 +93,7 @@ class WatchedRun:
         default_factory=lambda: deque(maxlen=_READINGS)
     )
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
-    # when epochs began
+    # the instants at which epochs began
     _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _began_ns: int | None = None
     # The keys of the next dictionaries are the id() of changes of level:

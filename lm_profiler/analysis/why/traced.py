@@ -207,7 +207,7 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
     begins: tuple[int, ...] = ()  # when each of the steps began
-    # what a mean step of them may have done needlessly
+    # work that a mean step may have done needlessly
     needless: tuple[NeedlessWork, ...] = ()
     is_part: bool = False  # whether it is one of several steps
 

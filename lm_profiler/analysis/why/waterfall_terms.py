@@ -44,7 +44,8 @@ _NOTED = 0.01  # excess work, and work with unknown bytes, gets a note from this
 class Step:
     """The mean untraced step of one device, and the speed of the device. None means unknown."""
 
-    step_s: float  # its 95 % interval is from ``ci_low`` to ``ci_high``
+    # the seconds of the step, whose 95 % interval is from ``ci_low`` to ``ci_high``
+    step_s: float
     ci_low: float | None
     ci_high: float | None
     input_s: float  # the part of the step that waits for the batch and its transfer

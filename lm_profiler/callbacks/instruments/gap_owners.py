@@ -19,7 +19,8 @@ class GapOwners(Owners):
     The name is known when the gap ends.
     """
 
-    _last_phase: str | None = None  # None before the first phase of a run
+    # the phase before the gap; None before the first phase of a run
+    _last_phase: str | None = None
 
     def observe(self, code: int) -> None:
         """If a gap ends, name it, so that its time is attributed to that name."""

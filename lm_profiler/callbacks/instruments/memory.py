@@ -34,7 +34,7 @@ class MemoryReader(Instrument):
     """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes."""
 
     probe: Probe  # reads the peaks
-    timeline: Timeline  # its marks are observed
+    timeline: Timeline  # the timeline whose marks are observed
     device: torch.device  # the device whose allocator is read
     # returns the module and the optimizers whose tensors count; called once they exist
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]

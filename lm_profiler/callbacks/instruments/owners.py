@@ -78,7 +78,7 @@ class _PhaseUse:
     """The times of the thread in one phase, over all timed steps."""
 
     wall_ns: int = 0
-    ran_ns: int = 0  # on a CPU
+    ran_ns: int = 0  # time for which the thread ran on a CPU
     no_cpu_ns: int = 0  # waiting for a CPU
 
 
@@ -103,14 +103,15 @@ class Owners:
     code: int = tape.OUTSIDE
     # the owners of the actions that run, the innermost last
     _running: list[Owner] = field(default_factory=lambda: [LOOP])
-    _accounted_until_ns: int = 0  # all time before it was given to an owner
+    # the instant up to which all time was attributed to an owner
+    _accounted_until_ns: int = 0
     # when the method that did so ended; the time from ``_accounted_until_ns`` to here is that of this class
     _noted_ns: int = 0
     # time and calls of each owner in the running step
     _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
     _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
-    _steps: list[_StepShares] = field(default_factory=list)  # the timed ones
-    _finished_steps: int = 0  # timed or not
+    _steps: list[_StepShares] = field(default_factory=list)  # the timed steps
+    _finished_steps: int = 0  # the number of finished steps, timed or not
     _use_of_phase: defaultdict[int, _PhaseUse] = field(
         default_factory=lambda: defaultdict(_PhaseUse)
     )
@@ -256,7 +257,7 @@ class Owners:
 class OwnersInstrument(Instrument):
     """The instrument of the ``actions`` stage, which divides the time of ``other`` among its owners."""
 
-    timeline: Timeline  # its marks show when ``other`` runs
+    timeline: Timeline  # the timeline, whose marks show when ``other`` runs
     steps: ActionSteps
     name = "actions"
     stage = "actions"

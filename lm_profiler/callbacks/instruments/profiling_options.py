@@ -326,7 +326,7 @@ class Launch:
     # memory that the run would need, as it was rehearsed
     planned: PlannedMemory | None = None
     started: float = field(default_factory=time.time)  # seconds since 1970
-    # what the first call of the user's attention took beyond the second one, when it was checked
+    # how much longer the first call of the user's attention took than the second, when it was checked
     autotuning_check_s: float | None = None
     # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
     called_ns: int | None = None

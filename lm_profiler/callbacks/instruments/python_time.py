@@ -46,8 +46,8 @@ Line = tuple[str, int, str]  # file, line and function
 class FollowedTime:
     """The time of one activity of a line, including the cost of following its calls."""
 
-    clock_ns: int = 0  # by the clock
-    ran_ns: int = 0  # that the thread ran
+    clock_ns: int = 0  # time on the clock
+    ran_ns: int = 0  # time for which the thread ran
     calls: int = 0
     # the number of intervals between events that the time consists of; each includes the cost of one event
     intervals: int = 0
@@ -58,7 +58,7 @@ class _FollowedCall(NamedTuple):
 
     # the frame whose line gets the time of the call; None outside of the program's code
     owner: FrameType | None
-    activity: str  # what that line is doing
+    activity: str  # the current activity of that line
 
 
 class _RunningCall(NamedTuple):
@@ -66,7 +66,7 @@ class _RunningCall(NamedTuple):
 
     phase: int
     function: Line
-    depth: int  # of the stack while it runs
+    depth: int  # the depth of the stack while it runs
     begin_ns: int
 
 
@@ -335,8 +335,8 @@ def _row(
 class FollowingCost:
     """The cost of following the calls of a thread."""
 
-    event_ns: float = 0.0  # of an event, by the clock
-    event_ran_ns: float = 0.0  # of an event, in CPU time of the thread
+    event_ns: float = 0.0  # the cost of an event, on the clock
+    event_ran_ns: float = 0.0  # the cost of an event, in CPU time of the thread
     # The factor by which Python's own code runs slower: from 3.11 on, Python does not use its fast instructions while
     # a thread is followed.
     slower: float = 1.0
@@ -430,8 +430,8 @@ def _followed_trial(
 class _ReadingCost(NamedTuple):
     """The cost of only reading the clocks."""
 
-    clock_ns: float  # by the clock
-    ran_ns: float  # in CPU time of the thread
+    clock_ns: float  # the cost on the clock
+    ran_ns: float  # the cost in CPU time of the thread
 
 
 def _reading_cost(

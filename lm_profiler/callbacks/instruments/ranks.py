@@ -219,7 +219,7 @@ class _StreamWait(NamedTuple):
     """A wait of the computing stream."""
 
     launched_ns: int  # when the host enqueued it
-    begin_ns: int  # on the stream's clock
+    begin_ns: int  # the instant at which it began, on the stream's clock
     end_ns: int
     call: CollectiveCall  # the call that it counts as
 

@@ -41,7 +41,7 @@ _MOST_VALUES = 1 << 18
 class SentOptimizer:
     """The parameters and states of an optimizer."""
 
-    groups: list[dict[str, Any]]  # its groups, with their plain options
+    groups: list[dict[str, Any]]  # the parameter groups, with their plain options
     states: list[list[Tensor]]  # for each parameter, its states on the device
 
     @classmethod

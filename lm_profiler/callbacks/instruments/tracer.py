@@ -145,9 +145,10 @@ class _OpenRanges(threading.local):
 class _RangeNames(NamedTuple):
     """Names of the ranges around the calls of a module."""
 
-    # of every call; None for the trained module itself, whose calls have no range
+    # the name of the range around every call; None for the trained module itself, whose calls have no range
     call: str | None
-    repeated: str  # of a call with the same inputs as an earlier one in the step
+    # the name of the range around a call with the same inputs as an earlier one in the step
+    repeated: str
 
 
 class ModuleRanges:
@@ -287,9 +288,9 @@ class Tracer(Instrument):
     TensorBoard's PyTorch plugin looks for this name, and Perfetto can open the file.
     """
 
-    options: TraceOptions  # how much is traced
+    options: TraceOptions  # the options that state how much is traced
     device: torch.device  # the device whose kernels are traced
-    timeline: Timeline  # its marks name the phases
+    timeline: Timeline  # the timeline, whose marks name the phases
     folder: Path  # the folder of the run
     rank: int  # the rank of this process
     # returns the module whose parts are named in the trace; called when the module exists

@@ -49,7 +49,7 @@ _FROM_SHARDS = {"zero_grad", "clip", "optimizer"}
 class StepWork:
     """The work of one step."""
 
-    flops: Flops  # over all ranks
+    flops: Flops  # FLOPs of the step over all ranks
     # FLOPs of one rank, by the kind of work and by dtype
     by_dtype: Mapping[str, Mapping[str, int]]
     # the least bytes that one rank moves; None unless they were counted on shapes alone
@@ -60,7 +60,7 @@ class StepWork:
 class FlopsWatch(Instrument):
     """Instrument that counts FLOPs unless compiled code may run: a dispatch mode would make torch recompile it."""
 
-    timeline: Timeline  # its marks separate forward from backward
+    timeline: Timeline  # the timeline, whose marks separate forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
     forward: ForwardTraffic | None = None  # receives the operators of forward passes
     # makes the recorder of the step's operators; None if they are not recorded

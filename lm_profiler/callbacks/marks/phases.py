@@ -36,7 +36,7 @@ class PhaseProfiler:
 
     trainer: Any  # without its type, because Lightning sets some attributes where no type checker sees them
     timeline: Timeline  # takes the marks
-    steps_left: int  # until the stages are done
+    steps_left: int  # the number of steps until the stages are done
     # called between a step and the next; returns how many are left
     step_ended: Callable[[], int]
     # the callback of this run; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked

@@ -15,7 +15,7 @@ class StepCounter:
     """Counts the steps of a loop without a Trainer; a Trainer's ``PhaseProfiler`` counts by itself."""
 
     timeline: Timeline  # takes the mark that ends a step
-    steps_left: int  # until the stages are done
+    steps_left: int  # the number of steps until the stages are done
     # called between a step and the next; returns how many are left
     step_ended: Callable[[], int]
     # called if the instruments failed: takes this rank's count of steps left and returns that of the other ranks; does

@@ -35,7 +35,8 @@ class StepMarks:
 
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]  # the instant of each mark on the host's clock
-    instants: list[Any]  # and the event on the device's; empty without a device
+    # the event of each mark on the device's stream; empty without a device
+    instants: list[Any]
     # the number of phases at whose start it was checked whether the device was idle
     idle_checks: int = 0
     # the number of those phases at whose start the device was idle, because it waited for the host
@@ -208,7 +209,7 @@ class TimedSteps(NamedTuple):
     """The times of n finished steps, in their order."""
 
     begin_ns: NDArray[np.int64]  # [n] on the host's clock
-    end_ns: NDArray[np.int64]  # [n]
+    end_ns: NDArray[np.int64]  # [n] on the host's clock
     # [n, TIMED] seconds of each part and of the step, on the host's clock
     host_s: NDArray[np.float64]
     # [n, TIMED] the same on the device's clock, NaN if unknown; without a device equal to ``host_s``

@@ -236,7 +236,7 @@ def audit(
 class _StepResults:
     """The results of one run, as float32 on the host. A kind is a class of modules, by name."""
 
-    modules: Counter[str]  # how many modules of each kind there are
+    modules: Counter[str]  # the number of modules of each kind
     loss: float = 0.0
     loss_dtype: str | None = None
     # the floating-point tensor with dimensions that a module returned last

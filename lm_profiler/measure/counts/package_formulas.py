@@ -177,7 +177,8 @@ class AttentionFormula:
     """The formula of an operator that computes attention, or its backward."""
 
     operator: str
-    argument_names: str  # of its first arguments, in order, separated by spaces
+    # the names of the operator's first arguments, in order, separated by spaces
+    argument_names: str
     times_forward: int = 1  # FLOPs as a multiple of those of the forward
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:

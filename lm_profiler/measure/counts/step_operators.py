@@ -303,7 +303,7 @@ class _Access(NamedTuple):
     """The numbers of the storages that a call reads and writes."""
 
     read: set[int]
-    changed: set[int]  # storages of arguments
+    changed: set[int]  # storages of arguments that the call changes
     made: set[int]  # storages of results that are not views of arguments
     overwritten: set[int]  # those of ``changed`` whose earlier content is not read
 

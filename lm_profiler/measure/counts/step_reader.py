@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """The readings at the end of a step."""
 
     step: int
-    usage: Any  # of the process, as getrusage(2) returns it
+    usage: Any  # the resource usage of the process, as getrusage(2) returns it
     # the content of schedstat for the thread that trains; empty if the system does not provide it
     thread: bytes
     allocator: Sequence[int]  # the allocator's retries and segments
@@ -86,7 +86,7 @@ class GarbageLog:
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
     signal_error: BaseException | None = None
-    # how many objects this profiler has made since the last collection and still keeps
+    # the number of objects that this profiler has made since the last collection and still keeps
     own_objects: int = 0
     _own_share: float = 0.0  # ``own_share`` of the running collection
     _began_ns: int = 0  # when the running collection began
@@ -179,7 +179,7 @@ class StepReader:
     _file: int | None = None
     # the time of day when the clocks were last compared; compilations since then were not returned yet
     _compared_at_s: float = 0.0
-    # by how much the clock of the steps was ahead of the time of day then
+    # how far the clock of the steps was ahead of the time of day, in seconds, at the start
     _clock_ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -409,7 +409,7 @@ def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
 class _TimeSpan(NamedTuple):
     began_s: float
     ended_s: float
-    label: Any  # what happened meanwhile; None if it has no name
+    label: Any  # the name of what happened in the span; None if it has no name
 
 
 class _Overlap(NamedTuple):
@@ -464,7 +464,7 @@ def seconds_compiling(since_s: float) -> float | None:
 class ThreadTimes(NamedTuple):
     """The times of a thread since it began."""
 
-    ran_ns: int  # on a CPU
+    ran_ns: int  # time for which the thread ran on a CPU
     no_cpu_ns: int  # ready to run, but waiting for a CPU
 
 

@@ -34,14 +34,16 @@ class CpuReading:
 
     at_s: float
     machine: str  # identifies the running system
-    cpus: frozenset[int]  # that this process may use
-    busy_s: float  # that these CPUs were busy, summed
-    stolen_s: float  # that a hypervisor took from these CPUs, summed
+    cpus: frozenset[int]  # the CPUs that this process may use
+    busy_s: float  # the time for which these CPUs were busy, summed over them
+    stolen_s: float  # the time that a hypervisor took from these CPUs, summed over them
     # CPU time by process: of this one and its descendants, with children that have ended
     own_s: dict[int, float]
     waited_s: dict[int, float] | None  # waiting for a CPU, by thread of these processes
-    pressure_s: float | None  # in which some task of the control group waited for a CPU
-    throttled_s: float | None  # in which its CPU limit stopped the control group
+    # the time in which at least one task of the control group waited for a CPU
+    pressure_s: float | None
+    # the time in which its CPU limit stopped the control group
+    throttled_s: float | None
     switches: int  # involuntary context switches of this process
 
 

@@ -28,8 +28,8 @@ class LinkRequest:
     """What the ranks measure: all ``ops`` at all ``sizes_bytes``."""
 
     backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
-    ranks: int  # how many there are
-    port: int  # of the store, on this machine
+    ranks: int  # the number of ranks
+    port: int  # the port of the store, on this machine
     name: str  # distinguishes these ranks from others that use the store
     ops: Sequence[str]
     sizes_bytes: Sequence[int]
@@ -42,7 +42,7 @@ class LinkRow(NamedTuple):
 
     op: str
     size_bytes: int
-    seconds: tuple[float, ...] = ()  # of each repeat, on the slowest rank
+    seconds: tuple[float, ...] = ()  # the seconds of each repeat, on the slowest rank
     unknown: str | None = None  # the reason if the seconds are unknown
 
 

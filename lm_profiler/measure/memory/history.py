@@ -30,7 +30,8 @@ class MemoryHistory:
     record: Callable[..., object]  # torch's function that starts and stops recording
     # returns what was recorded, for all devices of this process
     snapshot: Callable[[], object]
-    max_entries: int = 100_000  # how many of the last events are kept, at several KB of host memory each
+    # the number of last events that are kept, at several KB of host memory each
+    max_entries: int = 100_000
     _is_recording: bool = field(default=False, init=False)
 
     def start(self) -> None:

@@ -219,7 +219,7 @@ class _GroupVersion(NamedTuple):
     folder: str
     limit: str  # name of a file, as is ``usage``
     usage: str
-    prefix: str  # of names in ``memory.stat``
+    prefix: str  # the prefix of names in ``memory.stat``
 
 
 _V1 = _GroupVersion(

@@ -50,7 +50,7 @@ class LinkFigures:
     ranks: int
     op: str
     size_bytes: int
-    seconds: Sequence[float]  # of each repeat
+    seconds: Sequence[float]  # the seconds of each repeat, on the slowest rank
     unknown: str | None = None
 
     @property

@@ -18,7 +18,7 @@ class Limits:
     steps: int = 4000  # more bars could not be distinguished or drawn
     points: int = 2000  # places of a memory timeline
     watch_points: int = 500
-    kernel_rows: int | None = None  # None: all that the file holds
+    kernel_rows: int | None = None  # None stands for all rows that the file holds
 
 
 @dataclass(frozen=True)
