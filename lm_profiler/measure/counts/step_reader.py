@@ -179,7 +179,7 @@ class StepReader:
     _file: int | None = None
     # the time of day when the clocks were last compared; compilations since then were not returned yet
     _compared_at_s: float = 0.0
-    # how far the clock of the steps was ahead of the time of day, in seconds, at the start
+    # how far the clock of the steps was ahead of the time of day at that moment, in seconds
     _clock_ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
