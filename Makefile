@@ -24,7 +24,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test setup lint format type imports docs unit renew test-python
-.PHONY: test-lowest test-newest test-simulated-gpu test-browser chromium wheel bench gpu
+.PHONY: pictures test-lowest test-newest test-simulated-gpu test-browser chromium wheel bench gpu
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -96,6 +96,9 @@ chromium:
 
 test-browser: $(INSTALLED_DEV) chromium  ## the TensorBoard tab in a real Chromium (SCREENSHOTS=folder keeps pictures)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/browser
+
+pictures: $(INSTALLED_DEV) chromium  ## draw the pictures of the documentation anew, on an idle machine
+	sh docs/draw_pictures.sh $(BIN) "$$($(CHROMIUM))"
 
 wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/
 	$(BIN)/python -m pytest tests/test_packaging.py

@@ -87,6 +87,7 @@ _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
     "unused": ("unused_gradients",),
     "broadcast": ("broadcast",),
 }
+_SURELY_MORE = 1.2  # a factor by which a traced time must exceed a limit
 # The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
 _ENOUGH_IN_TRACE = 0.6
 _CERTAINLY_NEEDLESS = ("unused", "constant")
@@ -1185,8 +1186,9 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
         if not _shows_less(costs, work.kind):
             by_place[work.kind, work.what].append(work)
     for (kind, what), works in by_place.items():
-        longest = max(works, key=lambda work: work.seconds)
         passes = max(works, key=lambda work: work.phase == "forward").count
+        works = _without_only_backward(costs, works, passes)
+        longest = max(works, key=lambda work: work.seconds)
         yield costs.finding(
             cast(FindingName, kind),
             sum(work.seconds for work in works),
@@ -1195,6 +1197,22 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             what=what,
             facts={"passes": passes},
         )
+
+
+def _without_only_backward(
+    costs: StepCosts, works: list[NeedlessWork], passes: float
+) -> list[NeedlessWork]:
+    """Return the ``works`` of repeated passes without backward, if the first pass has no backward of its own.
+
+    The first one then evaluates, and the later one trains: of the two only a forward pass can be saved. If each of n
+    passes had a backward pass, those of the later ones would take (n - 1) / n of the phase.
+    """
+    backward_s = sum(work.seconds for work in works if work.phase == "backward")
+    most_s = passes / (passes + 1.0) * costs.mean_s("backward")
+    of_forward = [work for work in works if work.phase == "forward"]
+    if of_forward and backward_s > _SURELY_MORE * most_s:
+        return of_forward
+    return works
 
 
 def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:

@@ -554,3 +554,15 @@ def test_a_problem_is_reported_once_by_what_shows_more_of_it(traced_s: float, na
     record = made(times, waterfall=with_needless(("repeated_backward", "backward", traced_s)), **needless("repeated"))
     names = [finding.name for finding in findings_of(record)]
     assert [found for found in names if "repeated" in found] == [name]
+
+
+@pytest.mark.parametrize(
+    "backward_s, saves_s",
+    [(0.022, 0.025 + 0.022), (0.049, 0.025)],
+)
+def test_a_first_pass_that_evaluates_has_no_backward_pass_to_be_saved(backward_s: float, saves_s: float) -> None:
+    """Backward takes 50 ms: if only one of two passes has one, none of it is repeated."""
+    works = with_needless(("repeated_forward", "forward", 0.025), ("repeated_forward", "backward", backward_s))
+    record = made({"forward": 50.0, "backward": 50.0}, waterfall=works)
+    (finding,) = [found for found in findings_of(record) if found.name == "repeated_forward"]
+    assert finding.saves_s == pytest.approx(saves_s)

@@ -66,7 +66,7 @@ def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
 
 
 def _calls_of_layers(step: StepCalls) -> Collection[int]:
-    """Return the calls of forward that apply trained weights, or what was computed of them alone, to something else."""
+    """Return the calls of forward that apply weights, or what was computed of weights alone, to something else."""
     layers: set[int] = set()
     weights = set(step.trained)  # storages
     written: set[int] = set()
@@ -75,13 +75,13 @@ def _calls_of_layers(step: StepCalls) -> Collection[int]:
             continue
         reads_weights = not weights.isdisjoint(call.reads)
         if call.product is not None:
-            left_is_weight = call.product.left.storage in weights
-            right_is_weight = call.product.right.storage in weights
-            if left_is_weight != right_is_weight:
-                layers.add(number)
-            elif left_is_weight:
+            factors = {call.product.left.storage, call.product.right.storage}
+            if factors <= weights:
                 weights.update(call.writes)
-        elif reads_weights and call.name in _LAYERS:
+            elif not factors.isdisjoint(weights) or not factors <= written:
+                # A factor that no call has made may be a frozen weight, such as that of a teacher.
+                layers.add(number)
+        elif call.name in _LAYERS:
             layers.add(number)
         elif reads_weights and written.isdisjoint(set(call.reads) - weights):
             # computed of weights and of what is the same in each step, such as a frozen weight that is adapted

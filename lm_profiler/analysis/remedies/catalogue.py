@@ -760,7 +760,7 @@ def _copied_text(finding: Finding, settings: Settings) -> str:
 
 def _side_work_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Compute less in {_code(finding)}, or less often: it runs no layers with trained weights (costliest operator: "
+        f"Compute less in {_code(finding)}, or less often: it runs no layers (costliest operator: "
         f"{finding.what})."
     )
 

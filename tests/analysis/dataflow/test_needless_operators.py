@@ -48,6 +48,7 @@ class Step:
         self.operators = StepOperators(lambda: (self.net, [self.generator, self.critic]), clock=clock)
         self.history: list[float] = []
         self.keeps_gradients = False
+        self.frozen = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(20)])
 
     def needless(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> list[NeedlessOperators]:
         """Run two steps, and return what the second one may have computed needlessly."""
@@ -344,6 +345,13 @@ def recurrent(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels)
 
 
+def teacher(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Frozen layers are layers."""
+    with torch.no_grad():
+        target = step.frozen(hidden)
+    return plain(step, hidden, labels) + functional.mse_loss(hidden, target)
+
+
 def layer_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """A permutation copies rows, but none of them twice."""
     return plain(step, hidden[torch.randperm(TOKENS)], labels)
@@ -380,7 +388,7 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "needed",
     [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations,
-     recurrent, layer_on_each_token, dead_units, steered, gradient_penalty],
+     recurrent, layer_on_each_token, teacher, dead_units, steered, gradient_penalty],
 )  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []
