@@ -117,7 +117,7 @@ class LoopSearch:
             self.find(optimizer)
 
     def find(self, optimizer: Any) -> None:
-        """Find the loop that steps ``optimizer``, and profile it if it is admitted; errors of ours are reported."""
+        """Find the loop that steps ``optimizer``, and profile it if it is admitted; our own errors are reported."""
         OPTIMIZER_HOOKS.detach()
         try:
             self._begin(optimizer)

@@ -22,7 +22,7 @@ the run:
 stages:
   --stages.warmup_steps            steps before the measured ones
   --stages.measure_steps           steps to measure (default: 40 and 10 s)
-  --stages.until_ci                measure until the interval is this narrow
+  --stages.until_ci                measure up to this precision, such as 0.005
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is measured
   --actions.steps                  steps in which each action is timed by name
@@ -37,7 +37,7 @@ model and data:
   --data.batch_size                samples per batch
   --data.context_length            tokens per sample
   --data.num_workers               processes that load batches
-  --loader.num_workers             the same for any loader
+  --loader.num_workers             processes that load batches, of any loader
 
 trainer:
   --trainer.precision              32-true, bf16-mixed, bf16-true, …
@@ -45,7 +45,7 @@ trainer:
   --trainer.devices                number of devices, or their indices
   --trainer.strategy               ddp, fsdp, …
   --trainer.accumulate_grad_batches  batches per optimizer step
-  --trainer.gradient_clip_val      largest norm of the gradients
+  --trainer.gradient_clip_val      clip the gradients to this norm
 """
 
 

@@ -208,7 +208,7 @@ class Searcher:
         return list(latest.values())
 
     def failed_part_of(self, comparison: PairedComparison) -> Candidate | None:
-        """Return a failed change that is part of this one; None if there is none.
+        """Return a failed change that is part of the change in ``comparison``; None if there is none.
 
         A change that ran out of memory does not count, because the other parts may need less memory.
         """

@@ -57,7 +57,7 @@ def can_group(weight: Tensor) -> bool:
 
 
 def multiply_one_by_one(rows: Tensor, weight: Tensor, ends_X: Tensor) -> Tensor:
-    """Return the same as ``grouped_mm``, with one product per expert; the host waits for the device."""
+    """Return what ``grouped_mm`` would, by one product per expert; the host waits for the device."""
     begin = 0
     products = []
     ends = _ends_on_host(ends_X, len(rows))

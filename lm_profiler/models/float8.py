@@ -43,7 +43,7 @@ def multiply(
 
 
 def by_columns(matrix: Tensor) -> Tensor:
-    """Return the same matrix, stored by columns."""
+    """Return a copy of ``matrix`` that is stored by columns."""
     return matrix.t().contiguous().t()
 
 

@@ -292,7 +292,7 @@ class OddStep(Part):
 
 
 def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
-    """Sort ``odd``: the slowest first; after them those that were faster than the others, the farthest first."""
+    """Sort ``odd``: first the slow steps, the slowest first; then the fast steps, the fastest first."""
     return sorted(odd, key=lambda step: (step.ratio < 1, -abs(step.ratio - 1)))
 
 

@@ -37,7 +37,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Have both optimizers use this one's groups and state, which schedulers and checkpoints read and replace."""
+        """Make both optimizers use the groups and state of this optimizer, which schedulers and checkpoints change."""
         self.muon.param_groups = self.param_groups[:1]
         self.adamw.param_groups = self.param_groups[1:]
         self.muon.state = self.state

@@ -163,7 +163,7 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:
-    """Return the same for a future comparison with ``runs`` per side, of processes with a known ``spread``."""
+    """Return the smallest detectable change of a future comparison with ``runs`` per side, for a known ``spread``."""
     standard_error = spread.std * math.sqrt(2.0 / runs)
     freedom = spread.freedom
     if runs > 1:  # the runs themselves will show the spread

@@ -78,7 +78,7 @@ class _RankReadings:
         return max(excess, 0.0)
 
     def excess_in_step(self, name: str, step: int) -> float:
-        """Return the same for a counter of seconds, without what may have been counted between steps."""
+        """Return the excess of a counter of seconds, without the time that may have been counted between steps."""
         between_steps_s = self.excess("between_s", step)
         return max(self.excess(name, step) - between_steps_s, 0.0)
 

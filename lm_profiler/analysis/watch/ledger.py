@@ -56,7 +56,10 @@ class SpansInOrder:
         return self._spans[begin:end]
 
     def around(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
-        """Return the same and the span before them, which may end in the interval; for spans that do not overlap."""
+        """Return the spans that begin between two instants, and the span before them, which may end there.
+
+        The spans must not overlap.
+        """
         begin = max(bisect_left(self._begins_ns, begin_ns) - 1, 0)
         end = bisect_right(self._begins_ns, end_ns)
         return self._spans[begin:end]

@@ -30,7 +30,7 @@ _COPY_NAMES = ("Mem", "hipMem", "Copy")  # beginnings of the names of copies and
 
 
 def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
-    """Return what ``trace`` shows; its floor is that of ``device``, or of its own where that is not given."""
+    """Return what ``trace`` shows; the floor is that of ``device``, or if it is None, of the trace's own device."""
     work = trace.work
     kernels = kernel_table(work)
     traced = broken_down(work)

@@ -192,7 +192,7 @@ function phasesChart({ parts, colours }) {
     const shown = timed.slice(0, MOST_BARS);
     element.hidden = !shown.length;
     const texts = ["Means of the phases, which add up to the mean step."];
-    if (shown.some(({ values }) => values.waiting_s)) texts.push("With several ranks they include waiting, which the Ranks view separates.");
+    if (shown.some(({ values }) => values.waiting_s)) texts.push("With several ranks, phases include waiting, which the Ranks view separates.");
     if (timed.length > MOST_BARS) texts.push(`The first ${MOST_BARS} of the table’s ${number(timed.length)} runs.`);
     note.textContent = texts.join(" ");
     place.replaceChildren(chartElement(phaseBars(shown, parts, colours), rowsLayout(shown, "time of a step (ms)")));
@@ -240,7 +240,7 @@ const MARKERS = ["circle", "square", "diamond", "triangle-up", "triangle-down", 
 function figureChart({ columns, runs: allRuns, colours }, options) {
   const figures = columns.filter(({ name, shown }) => shown && allRuns.some(({ values }) => isKnown(values[name])));
   if (!options.length || !figures.length) {
-    const why = options.length ? "No run has a figure yet." : "These runs have the same options: there is nothing to draw against.";
+    const why = options.length ? "No run has a figure yet." : "These runs have the same options, so none can be the horizontal axis.";
     return { element: card("Figure against option", quietLine(why)), update() {} };
   }
   const pick = (choices, name) => choices.find((choice) => choice.name === name) ?? null;

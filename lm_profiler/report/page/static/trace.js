@@ -9,7 +9,7 @@ async function showTrace(root, { run }) {
   root.classList.add("fill");
   const { traces, perfetto } = await ask("traces", { run });
   if (!traces.length) {
-    root.append(quietLine("This run has no trace. It was not asked for one (--trace.steps), or it ended before its trace stage: see the Run view."));
+    root.append(quietLine("This run has no trace. None was requested (--trace.steps), or the run ended before its trace stage: see the Run view."));
     return;
   }
   const choices = traces.map(({ file, bytes }) => option(file, `${file} (${memoryText(bytes)})`));
