@@ -18,7 +18,7 @@ class Terminated(KeyboardInterrupt):
 def handled(
     handlers: Mapping[int, Callable[[int, FrameType | None], Any]],
 ) -> Iterator[None]:
-    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can install them.
+    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can.
 
     A handler may change other handlers: ``interrupting`` changes that of SIGINT, ``terminate`` that of SIGCHLD. These
     are restored too.
