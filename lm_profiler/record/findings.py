@@ -18,31 +18,31 @@ class OutOfMemory(Part):
     requested: int | None = figure(
         "requested",
         "GiB",
-        "memory that was requested when memory ran out, by the error message",
+        "memory that was requested when memory ran out, according to the error message",
         "oom_requested_bytes",
     )
     free: int | None = figure(
         "free",
         "GiB",
-        "memory of the device that was free, by the error message",
+        "memory of the device that was free, according to the error message",
         "oom_free_bytes",
     )
     total: int | None = figure(
         "total",
         "GiB",
-        "total memory of the device, by the error message",
+        "total memory of the device, according to the error message",
         "oom_total_bytes",
     )
     allocated: int | None = figure(
         "allocated",
         "GiB",
-        "memory that tensors used, by the error message",
+        "memory that tensors used, according to the error message",
         "oom_allocated_bytes",
     )
     fragmented: int | None = figure(
         "fragmented",
         "GiB",
-        "memory that the allocator had reserved but did not use, by the error message",
+        "memory that the allocator had reserved but did not use, according to the error message",
         "oom_fragmented_bytes",
     )
     allowed: int | None = figure(

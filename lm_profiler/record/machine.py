@@ -373,7 +373,7 @@ class Contention(Part):
     not_had: float | None = figure(
         "CPU time taken",
         "%",
-        "share of the CPU time needed by the run that it did not get, because other programs took it",
+        "share of the CPU time that the run needed but did not get, because other programs used the CPUs",
     )
     had_s: float = figure(
         "CPU time of the run", "s", "CPU time of the run's processes", "cpu_had_s"
@@ -680,7 +680,7 @@ class MemoryFacts(Part):
     measured: MemoryReading
     parts: dict[str, MemoryReading] = within(
         group="Memory by phase", keys=PARTS, name="{key}_{name}", title="{key}: {title}",
-        meaning="{title} within {key}", place=Place.ASKED,
+        meaning="{title} memory within {key}", place=Place.ASKED,
     )  # fmt: skip
     causes: dict[str, MemoryCauses] = within(
         group="Memory by cause", keys=PARTS, name="{key}_{name}_bytes", title="{key}: {title}",

@@ -313,7 +313,7 @@ class Ranks(Part):
     exposed_source: str | None = figure(
         "exposed is known from",
         "text",
-        "where the exposed time of collectives is known from",
+        "source of the figures for the exposed time of collectives",
         default=None,
     )
     communication_s: float | None = figure(

@@ -729,15 +729,15 @@ class RunRecord(Part):
     autotuning_check_s: float | None = figure(
         "autotuning in the check",
         "ms",
-        "time that the first call of your own attention took longer than the second, in the check before the run, "
-        "without torch.compile",
+        "how much longer the first call of your own attention took than the second, in the check before the run, "
+        "without the time of torch.compile",
         place=Place.ASKED,
         default=None,
     )
     between_steps_s: float | None = figure(
         "between steps",
         "ms",
-        "time of the measured stage in no step, such as validation and the ends of epochs",
+        "time of the measured stage that is in no step, such as validation and the ends of epochs",
         default=None,
     )
     # the activities that took the time between steps, the longest first
