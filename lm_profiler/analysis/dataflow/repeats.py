@@ -85,6 +85,8 @@ def _line_of_repetition(step: StepCalls, first: int, later: int) -> CodeLine | N
     for line, first_line in zip(lines, first_lines, strict=False):
         if line != first_line:
             return line
+    if len(lines) > len(first_lines):
+        return lines[len(first_lines)]
     return lines[-1] if lines else None
 
 
