@@ -650,7 +650,7 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
 
 
 class _FunctionTime(NamedTuple):
-    """The seconds per step that a function of the program takes."""
+    """The estimated seconds per step that a function of the program takes."""
 
     seconds: float  # outside of torch
     # Upper limit of ``seconds``. In phases other than forward it includes the function's torch calls.
@@ -661,39 +661,59 @@ class _FunctionTime(NamedTuple):
 def _time_of_function(
     costs: StepCosts, phase: str, rows: Sequence[PythonTime]
 ) -> _FunctionTime:
-    """Return the time of one function in ``phase``, outside of torch; ``rows`` are its times, by what it called."""
+    """Estimate the seconds per step of one function: likely, at most, and how much of it may be waiting.
+
+    ``rows`` are the times of the function in ``phase``, by what it called.
+    """
+    recorded = _recorded_time(rows)
+    python_limit_s = _python_limit_s(costs, phase)
+
+    computes_s = recorded.computes_s + min(recorded.python_s, python_limit_s)
+    if phase == "forward":
+        # The function's torch calls may be the model itself: they are not counted.
+        outside_torch_s = recorded.computes_s + recorded.python_s
+        most_computing_s = min(outside_torch_s, _outside_operators_s(costs, phase))
+    else:
+        # A hook or an optimizer: its torch calls may be a part of its time.
+        most_computing_s = min(recorded.all_s, python_limit_s) - recorded.waits_s
+    if costs.contended:
+        # other programs lengthen computing, but not waiting
+        slowdown = costs.slowdown_in(phase)
+        computes_s *= slowdown
+        most_computing_s *= slowdown
+    likely_s = recorded.waits_s + computes_s
+    most_s = recorded.waits_s + most_computing_s
+
+    # A second estimate. On a busy machine it is too high, because other programs lengthen gaps.
+    gap_s = _gap_of_function_s(costs, phase, rows)
+    if not costs.contended:
+        likely_s = max(likely_s, gap_s)
+    most_s = max(most_s, gap_s)
+    return _FunctionTime(likely_s, most_s, recorded.waits_s)
+
+
+class _RecordedTime(NamedTuple):
+    """The recorded seconds of one function in a step, by activity."""
+
+    waits_s: float  # C functions, which may wait
+    python_s: float  # the function's own Python code
+    computes_s: float  # other activities outside of torch
+    all_s: float  # all activities, torch included
+
+
+def _recorded_time(rows: Sequence[PythonTime]) -> _RecordedTime:
     waits_s = 0.0
-    computes_s = 0.0
     python_s = 0.0
-    all_s = 0.0
+    computes_s = 0.0
     for row in rows:
-        all_s += row.seconds
-        if _may_wait(row):
+        if row.is_c_function:
             waits_s += row.seconds
         elif row.what == _PYTHON:
             python_s += row.seconds
         else:
             computes_s += _outside_torch_s(row)
-
-    python_limit_s = _python_limit_s(costs, phase)
-    most_s = min(all_s, python_limit_s)
-    if phase == "forward":
-        # The function's torch calls may be the model itself: they are not counted.
-        most_computing_s = computes_s + python_s
-        most_s = waits_s + min(most_computing_s, _outside_operators_s(costs, phase))
-    computes_s += min(python_s, python_limit_s)
-    if costs.contended:
-        # other programs lengthen computing, but not waiting
-        slowdown = costs.slowdown_in(phase)
-        computes_s *= slowdown
-        most_s = waits_s + (most_s - waits_s) * slowdown
-
-    seconds = waits_s + computes_s
-    gap_s = _gap_of_function_s(costs, phase, rows)
-    if not costs.contended:  # other programs lengthen gaps
-        seconds = max(seconds, gap_s)
-    most_s = max(most_s, gap_s)
-    return _FunctionTime(seconds, most_s, waits_s)
+    all_s = sum(row.seconds for row in rows)
+    return _RecordedTime(waits_s, python_s, computes_s, all_s)
 
 
 def _gap_of_function_s(
@@ -738,11 +758,6 @@ def _outside_operators_s(costs: StepCosts, phase: str) -> float:
             if term.name in ("ideal", "bandwidth"):
                 operators_s += term.phases.get(phase, 0.0)
     return max(costs.mean_s(phase) - operators_s, 0.0)
-
-
-def _may_wait(row: PythonTime) -> bool:
-    """Return whether ``row`` is the time in a C function, such as ``time.sleep``, which may wait without the CPU."""
-    return "." in row.what
 
 
 def _outside_torch_s(row: PythonTime) -> float:

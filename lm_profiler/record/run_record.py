@@ -536,6 +536,11 @@ class PythonTime(Part):
     seconds: float = figure("time", "ms", "time of the line itself in one step")
     calls: int = figure("calls", "count", "how often the line was entered in that step")
 
+    @property
+    def is_c_function(self) -> bool:
+        """Whether ``what`` is the name of a C function, such as ``time.sleep``, which may wait without the CPU."""
+        return "." in self.what
+
 
 class OuterCall(Part):
     """A function of the program that is called outside of all phases, in one step; its code is followed meanwhile."""

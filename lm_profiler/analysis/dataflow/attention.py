@@ -22,14 +22,15 @@ def calls_on_scores(step: StepCalls) -> list[int]:
     scores with values.
     """
     calls: list[int] = []
-    for number, call in enumerate(step.calls):
+    for softmax, call in enumerate(step.calls):
         if call.name != _SOFTMAX or call.phase != _FORWARD:
             continue
-        before = _calls_since_product(step, number)
-        after = list(calls_as_large_as(step, number))
-        if before is None or not _feeds_product(step, after):
+        calls_to_softmax = _calls_since_product(step, softmax)
+        # the softmax itself, and the calls on its result, such as dropout
+        calls_from_softmax = list(calls_as_large_as(step, softmax))
+        if calls_to_softmax is None or not _feeds_product(step, calls_from_softmax):
             continue
-        for on_scores in {*before, *after}:
+        for on_scores in {*calls_to_softmax, *calls_from_softmax}:
             calls += step.with_backward(on_scores)
     return calls
 
