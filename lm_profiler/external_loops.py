@@ -12,7 +12,7 @@ VARIABLE = "LM_PROFILER"
 
 
 def begin_search() -> None:
-    """Have the loop of the first optimizer that steps profiled, if the environment requests it."""
+    """If the environment requests it, wait for the first optimizer that steps, and profile its loop."""
     if os.environ.get(VARIABLE, "").strip() in ("", "0"):
         return
     try:

@@ -431,7 +431,7 @@ class Attachment:
         return self.loop.wrapped_module
 
     def _install_marks(self, timeline: Timeline, session: Session | None) -> Marks:
-        """Have the phases of the loop marked; without a session, only count steps."""
+        """Install the marks of the loop's phases; without a session, only count steps."""
         step_ended: Callable[[], int] = _no_steps_left
         if session is not None:
             step_ended = session.step_ended

@@ -309,7 +309,7 @@ class Watching:
         return self._phases
 
     def take_over(self, stages_phases: PhaseProfiler) -> None:
-        """Have the end of the running epoch reported here, although the marker of the stages saw its begin."""
+        """Make the running epoch report its end here, although it reported its begin to the marker of the stages."""
         stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:

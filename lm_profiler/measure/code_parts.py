@@ -42,17 +42,17 @@ _listener = _Listener()
 
 
 def open_ranges_with(opener: Opener | None) -> None:
-    """Have ``opener`` open the range of each part from now on; None ends it."""
+    """Make ``opener`` open the range of each part from now on; None ends it."""
     _listener.opener = opener
 
 
 def time_parts(timer: Timer | None) -> None:
-    """Have ``timer`` note each part from now on; None ends it."""
+    """Make ``timer`` note each part from now on; None ends it."""
     _listener.timer = timer
 
 
 def ask_compiler(is_compiling: Callable[[], bool]) -> None:
-    """Have parts do nothing while ``is_compiling`` returns True, because torch.compile traces them."""
+    """Make parts do nothing while ``is_compiling`` returns True, because torch.compile traces them."""
     _listener.is_compiling = is_compiling
 
 

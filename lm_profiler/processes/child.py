@@ -325,7 +325,7 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
 
 
 def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
-    """Have this process die with its parent, lead a group, print nothing and keep its limits."""
+    """Make this process die with its parent, lead a group, print nothing and keep its limits."""
     die_with_parent()
     if sys.platform == "linux":
         # makes it the parent of descendants whose own parents have ended
@@ -374,7 +374,7 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this process when its parent ends for whatever reason."""
+    """Make Linux kill this process when its parent ends for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -185,7 +185,7 @@ class StepObservers:
 
 @dataclass(eq=False, kw_only=True)
 class Rehearsal(Callback):
-    """Has Lightning's loop run steps on fake tensors, and observes some of them.
+    """Makes Lightning's loop run steps on fake tensors, and observes some of them.
 
     The first step is not observed, because it makes gradients and optimizer states, which exist in later steps.
     """
@@ -416,7 +416,7 @@ def _no_other_ranks() -> bool:
 
 
 def _use_foreach(optimizers: Sequence[Optimizer]) -> None:
-    """Have optimizers use their multi-tensor (foreach) variants, as they would by default with real tensors on a GPU.
+    """Make optimizers use their multi-tensor (foreach) variants, as they would by default with real tensors on a GPU.
 
     Adafactor would not (torch/optim/_adafactor.py), nor optimizers with a learning rate in a tensor.
     """

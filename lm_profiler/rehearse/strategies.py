@@ -215,7 +215,7 @@ def _join_fake_group(world: FakeWorld, ranks: int) -> None:
 
 
 def _hide_whole_shapes() -> None:
-    """Have DTensor infer the shape of all shards together outside of our modes, which would count its fake tensors.
+    """Make DTensor infer the shape of all shards together outside of our modes, which would count its fake tensors.
 
     torch infers a shape once per operator and shape in a real run, but every time if tensors are fake.
     """

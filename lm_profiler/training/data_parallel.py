@@ -230,7 +230,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 def shard_blocks(model: nn.Module, mesh: Any) -> None:
-    """Have FSDP2 shard each of ``model.blocks``, and the rest of ``model`` together, over the mesh's data ranks."""
+    """Make FSDP2 shard each of ``model.blocks``, and the rest of ``model`` together, over the mesh's data ranks."""
     from torch.distributed.fsdp import fully_shard
 
     tensor_parallel = mesh["tensor_parallel"].size()

@@ -218,7 +218,7 @@ class LanguageModel(LightningModule):
         expect(weight_decay >= 0, "weight_decay", "zero or more", weight_decay)
 
     def setup(self, stage: str) -> None:
-        """Check that the precision can be trained; have metrics combine the batches of all ranks."""
+        """Check that the precision can be trained; make metrics combine the batches of all ranks."""
         if stage == "fit":
             self.check_precision()
         elif self.config.fp8:

@@ -88,7 +88,7 @@ class LoaderOptions:
         expect(is_valid, "loader.num_workers", "0 or more", self.num_workers)
 
     def apply(self, source: Any, hook: str) -> None:
-        """Have the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
+        """Make the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
         if self.num_workers is None and self.pin_memory is None:
             return
         # a partial, because unlike a closure it can be pickled

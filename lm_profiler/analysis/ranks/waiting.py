@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -473,19 +474,23 @@ def _timed_waits(
     return waits_ns
 
 
+class _Cells(NamedTuple):
+    """The K cells into which the time of R ranks is cut. A segment lies between two meetings of all ranks."""
+
+    ends_ns: Instants  # [K, R] when each cell ends on each rank
+    steps: NDArray[np.int64]  # [K] the index of the cell's step, or -1
+    segment_begins: NDArray[np.int64]  # the index of the first cell of each segment
+
+
 def _cut_into_cells(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
-) -> tuple[Instants, NDArray[np.int64], NDArray[np.int64]]:
+) -> _Cells:
     """Cut the time of R ranks into K cells: at the end and the begin of each step, and where all ranks meet.
 
     Args:
         tracks: the marks of each rank.
         steps: the numbers of the steps.
         met_ns: [meeting, R] when each rank arrived at the calls in which all ranks wait for the last one.
-
-    Returns:
-        [K, R] when each cell ends on each rank; [K] the index of the cell's step, or -1; the index of the first cell of
-        each segment, which is what lies between two meetings.
     """
     begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
     end_ns = np.stack([track.end_ns for track in tracks], axis=1)
@@ -495,7 +500,7 @@ def _cut_into_cells(
     is_meeting = order >= len(end_ns) + len(begin_ns)
     # a segment begins with the cell after a meeting
     segment_begins = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
-    return points_ns[order], _steps_of_cells(order, steps), segment_begins
+    return _Cells(points_ns[order], _steps_of_cells(order, steps), segment_begins)
 
 
 def _steps_of_cells(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:

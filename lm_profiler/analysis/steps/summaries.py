@@ -300,7 +300,8 @@ def mean_counts(
         figures = []
         for count in _counts_of_steps(counts, steps):
             _, batches, *sizes = count
-            figures.append([batches or None, *sizes])
+            known_batches = batches or None  # 0 means unknown, too
+            figures.append([known_batches, *sizes])
         means += np.array(figures, dtype=float).mean(axis=0)  # None becomes NaN
     return MeanCounts(*[None if np.isnan(mean) else float(mean) for mean in means])
 

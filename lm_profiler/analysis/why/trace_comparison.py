@@ -98,7 +98,7 @@ def _kind_of(row: KernelRow) -> str:
 
 
 def _launcher_of(row: KernelRow) -> tuple[str, str | None]:
-    """Return the operator that launched a kernel, or the kernel where none did, and the module."""
+    """Return the operator that launched a kernel, or the kernel itself if none did, and the module."""
     return row.operator or row.name, row.module
 
 

@@ -148,7 +148,7 @@ def _is_new(piece: Piece, counted_calls: set[int]) -> bool:
 
 
 def _rates(traced: Traced, device: str) -> Rates:
-    """Return the datasheet's rates of ``device``; the kernels' names tell in which precision float32 runs."""
+    """Return the datasheet's rates of ``device``; the kernels' names show in which precision float32 runs."""
     float32_as: Dtype = "float32"
     if _uses_tf32(piece for piece, _ in traced.by_use["products"]):
         float32_as = "tf32"

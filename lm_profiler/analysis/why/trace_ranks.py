@@ -89,7 +89,7 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
 
 
 def are_ranks(traces: Sequence[AnyTrace]) -> bool:
-    """Return whether ``traces`` are, by what they record, of different ranks of one run."""
+    """Return whether ``traces`` record different ranks of one run."""
     ranks = [trace.rank for trace in traces]
     world_sizes = {trace.world_size for trace in traces}
     return (
@@ -101,7 +101,7 @@ def are_ranks(traces: Sequence[AnyTrace]) -> bool:
 
 
 def rank_numbers(traces: Sequence[AnyTrace]) -> list[int]:
-    """Return the rank of each trace: its own, or its place in the call where they do not all name different ones."""
+    """Return the rank that each trace records, or if these do not all differ, its position in the call."""
     ranks = [trace.rank for trace in traces if trace.rank is not None]
     if len(set(ranks)) == len(traces):
         return ranks

@@ -62,7 +62,7 @@ class OwnersWatch(OwnersInstrument):
     callback: Callback | None  # our own callback, whose time is named separately
 
     def start(self) -> None:
-        """Have all actions of the Trainer, and its methods without an action, enter the span of their owner."""
+        """Make all actions of the Trainer, and its methods without an action, enter the span of their owner."""
         profiler = self.profiler()
         if profiler is None:
             return

@@ -133,7 +133,7 @@ class Loop(Protocol):
         """The failure of a run that ended without a step."""
 
     def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
-        """Return what a step is given that is repeated on shapes alone: ``get_batch()``, or a call's arguments.
+        """Return the input of a step that is repeated on shapes alone: ``get_batch()``, or a call's arguments.
 
         Raises:
             UncountableError: its step cannot be repeated.

@@ -270,7 +270,7 @@ class OwnersInstrument(Instrument):
         return self._owners.facts()
 
     def _follow_lines(self, owners: Owners) -> None:
-        """Have ``owners`` follow the program's Python in the last step of the stage."""
+        """Make ``owners`` follow the program's Python in the last step of the stage."""
         owners.python_times = PythonTimes(
             lambda: owners.code, self.timeline.clock, guard=self.guard
         )

@@ -32,7 +32,7 @@ def expect_step_numbers(
     memory_steps: int,
     action_steps: int,
 ) -> None:
-    """Raise UsageError if the steps of a stage are no whole number; ``measure_steps`` may be left out."""
+    """Raise UsageError if the steps of a stage are not a whole number; ``measure_steps`` may be left out."""
     steps = {
         "warmup_steps": warmup_steps,
         "trace_steps": trace_steps,
@@ -109,13 +109,13 @@ class StageOptions:
         return self.measure_steps is None and self.until_ci is None
 
     def for_watched_run(self) -> StageOptions:
-        """Return the options where the rest of training is watched: the watch sees what a longer window would."""
+        """Return the options for a run that is watched to its end, which needs no longer measurement."""
         measure_steps = TIMED_STEPS if self.is_timed else self.measure_steps
         return replace(self, measure_steps=measure_steps, stop_when_done=False)
 
     @property
     def planned_steps(self) -> int:
-        """Most steps to measure."""
+        """The largest number of steps to measure."""
         if self.until_ci is not None:
             return self.max_steps
         if self.measure_steps is not None:
@@ -256,7 +256,7 @@ class ExportOptions:
         return host or "127.0.0.1", int(port)
 
     def check(self, is_watched: bool) -> None:
-        """Raise UsageError if there is nothing to publish, or nowhere to, and MissingExtra without the library."""
+        """Raise UsageError if there is nothing to publish or no place for it; MissingExtra without the library."""
         if not self.monitoring:
             return
         if not is_watched:

@@ -345,7 +345,7 @@ class Tracer(Instrument):
         self._give_way_to_others()
 
     def _open_ranges_of_phases(self) -> None:
-        """Have a range of the trace opened for each phase of the timeline."""
+        """Open a range of the trace for each phase of the timeline from now on."""
         trace_ranges = TraceRanges()
         phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
         before_step = register_optimizer_step_pre_hook(

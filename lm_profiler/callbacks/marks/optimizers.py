@@ -93,7 +93,7 @@ def wrap_in_context(
     guard: Guard,
     undo: ExitStack,
 ) -> None:
-    """Have each call of ``owner.name`` run inside ``context``, guarded by ``guard``, until ``undo`` is closed.
+    """Make each call of ``owner.name`` run inside ``context``, guarded by ``guard``, until ``undo`` is closed.
 
     Raises AttributeError if ``owner`` has no such method, or does not let it be replaced.
     """
@@ -103,7 +103,7 @@ def wrap_in_context(
 def call_before(
     owner: Any, name: str, note: Callable[[Any], object], undo: ExitStack
 ) -> None:
-    """Have ``note``, which raises nothing, called with the argument of each call of ``owner.name`` before it."""
+    """Call ``note``, which raises nothing, before each call of ``owner.name``, with the argument of that call."""
     _replace_method(owner, name, _NotedMethod(owner, name, note), undo)
 
 

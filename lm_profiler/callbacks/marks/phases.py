@@ -99,7 +99,7 @@ class PhaseProfiler:
             )
 
     def see_host_batches(self, note: Callable[[Any], object]) -> None:
-        """Have ``note`` called with each batch that is about to go to the device."""
+        """Call ``note`` with each batch that is about to go to the device, from now on."""
         strategy = self.trainer.strategy
         if strategy.root_device.type != "cpu":
             call_before(strategy, "batch_to_device", note, self._undo)

@@ -813,7 +813,7 @@ class StepFlops:
 
 @contextmanager
 def _constructed_without(mode: FlopCounter) -> Iterator[None]:
-    """Have Tensor's constructor leave ``mode`` while it runs.
+    """Make Tensor's constructor leave ``mode`` while it runs.
 
     A tensor that an operator returns through a mode has a Python object already, and torch cannot give it another one
     of a subclass: ``Own(tensor)`` of a ``class Own(torch.Tensor)`` would raise (``THPVariable_NewWithVar`` in torch's
@@ -845,7 +845,7 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
 
 @contextmanager
 def _registered_functions(counter: FlopCounter) -> Iterator[None]:
-    """Have ``forward`` and ``backward`` of registered autograd Functions counted by their formulas.
+    """Count ``forward`` and ``backward`` of registered autograd Functions by their formulas.
 
     The methods are replaced on the class, where autograd looks them up in each call.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced_method(owner: type, name: str, replacement: Any) -> Iterator[None]:
-    """Have ``replacement`` stand for the method ``name`` of ``owner``; then restore the method.
+    """Replace the method ``name`` of ``owner`` by ``replacement`` within the context; then restore it.
 
     An inherited method is restored by deleting the replacement.
     """

@@ -343,7 +343,7 @@ def _makes_double(largest_result: Tensor | None) -> bool:
 
 @contextmanager
 def _noted_reading(note: Callable[[Tensor], object]) -> Iterator[None]:
-    """Have the methods by which Python reads a tensor's elements call ``note`` first."""
+    """Make the methods by which Python reads a tensor's elements call ``note`` first."""
     with ExitStack() as stack:
         for name in _READING_METHODS:
             noting_method = _noting_method(name, note)

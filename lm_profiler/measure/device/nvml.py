@@ -359,32 +359,41 @@ def combine_telemetry(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     known_readings = _without_none(readings)
     if not known_readings:
         return None
-    cards = list({tuple(reading.gpus): reading for reading in known_readings}.values())
-    slowest = min(cards, key=_clock_order)
+    # one reading of each GPU, or of each set of GPUs whose readings were combined before
+    by_gpus = {tuple(reading.gpus): reading for reading in known_readings}
+    distinct_readings = list(by_gpus.values())
+    slowest = min(distinct_readings, key=_clock_order)
     energy_j = None
     power_w = None
     power_limit_w = None
     all_were_read = len(known_readings) == len(readings)
     if all_were_read:
-        energy_j = _sum(card.energy_j for card in cards)
-        power_w = _sum(card.median_power_w for card in cards)
-        power_limit_w = _sum(card.power_limit_w for card in cards)
-    temperatures_c = _without_none(card.median_temperature_c for card in cards)
+        energy_j = _sum(reading.energy_j for reading in distinct_readings)
+        power_w = _sum(reading.median_power_w for reading in distinct_readings)
+        power_limit_w = _sum(reading.power_limit_w for reading in distinct_readings)
+    temperatures_c = _without_none(
+        reading.median_temperature_c for reading in distinct_readings
+    )
     throttle_reasons = None
-    reasons_by_card = _without_none(card.throttle_reasons for card in cards)
-    if reasons_by_card:
-        throttle_reasons = list(dict.fromkeys(chain.from_iterable(reasons_by_card)))
+    reasons_by_reading = _without_none(
+        reading.throttle_reasons for reading in distinct_readings
+    )
+    if reasons_by_reading:
+        throttle_reasons = list(dict.fromkeys(chain.from_iterable(reasons_by_reading)))
+    total_duration_s = sum(reading.duration_s for reading in distinct_readings)
     return slowest.model_copy(
         update={
-            "samples": min(card.samples for card in cards),
-            "duration_s": sum(card.duration_s for card in cards) / len(cards),
+            "samples": min(reading.samples for reading in distinct_readings),
+            "duration_s": total_duration_s / len(distinct_readings),
             "median_temperature_c": max(temperatures_c, default=None),
             "median_power_w": power_w,
             "power_limit_w": power_limit_w,
             "energy_j": energy_j,
             "energy_source": None if energy_j is None else "counter",
             "throttle_reasons": throttle_reasons,
-            "gpus": list(chain.from_iterable(card.gpus for card in cards)),
+            "gpus": list(
+                chain.from_iterable(reading.gpus for reading in distinct_readings)
+            ),
         }
     )
 

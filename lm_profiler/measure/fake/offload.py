@@ -36,7 +36,7 @@ _LEAST_ELEMENTS = 4096
 
 
 def imitate_offload() -> None:
-    """Have ``save_on_cpu`` keep nothing on the device, for the rest of this process.
+    """Make ``save_on_cpu`` keep nothing on the device, for the rest of this process.
 
     Steps whose own hooks or optimizers move tensors to the host raise Uncounted, because it is unknown how much they
     keep there. Call this in a separate process, because the replacements are never undone.

@@ -217,7 +217,7 @@ def _can_have_value(tensor: Tensor) -> bool:
 
 
 def answer_with_unknown() -> None:
-    """Have ``item`` of fake tensors without a value return an ``Unknown``, and have all checks of their values pass.
+    """Make ``item`` of fake tensors without a value return an ``Unknown``, and all checks of their values pass.
 
     They count as finite, and the checks of distributions and metrics pass. This replaces code of torch and of Python,
     so it is only for a separate process.
