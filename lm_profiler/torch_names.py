@@ -227,7 +227,7 @@ NCCL_RECORDER = PrivateName(
 
 FAKES = PrivateName(
     "torch._subclasses.fake_tensor",
-    "makes tensors without data, and reports why one has no value",
+    "makes tensors without data, and raises an error if code asks for their values",
     "plan unknown",
 )
 NO_MODES = PrivateName(

@@ -415,7 +415,7 @@ def find_slow_ranks(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
-    """Find waits for batches, and slow copies of batches to the device.
+    """Find waits for batches.
 
     The wait for the first batch of an epoch has a finding of its own.
     """
@@ -435,6 +435,10 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             fields["low_s"] = data.mean_low
             fields["high_s"] = data.mean_high
         yield costs.finding("input", saves_s, may=is_rare, **fields)
+
+
+def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
+    """Find slow copies of batches to the device, or a slow function of the program that moves batches."""
     copy_s = costs.regular_s("transfer", clock="time")
     function = costs.main_line("transfer", copy_s)
     if function:
@@ -719,7 +723,9 @@ def _recorded_time(rows: Sequence[PythonTime]) -> _RecordedTime:
 def _gap_of_function_s(
     costs: StepCosts, phase: str, rows: Sequence[PythonTime]
 ) -> float:
-    """Return the part of the gaps of ``phase`` that the function with ``rows`` causes; 0 if it is not the main one.
+    """Return the seconds without operators in ``phase`` that one Python function causes; 0 unless it is the main one.
+
+    ``rows`` are the recorded lines of the function.
 
     This is a second estimate of the function's time, from untraced steps. Recording Python calls has a limit, and a
     cost that is not known exactly. The estimate needs a function with nearly all of the Python time recorded in the
@@ -1319,6 +1325,7 @@ def find_communication(costs: StepCosts) -> Iterator[Finding]:
 FINDERS: Sequence[Finder] = (
     find_slow_ranks,
     find_late_batches,
+    find_slow_transfers,
     find_costs_between_steps,
     find_costly_owners,
     find_slow_python,

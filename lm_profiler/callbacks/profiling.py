@@ -193,7 +193,7 @@ class TrainingProfiler(Callback):
             return
         if trainer.barebones:
             raise MisconfigurationException(
-                "lm_profiler cannot profile under Trainer(barebones=True): leave it out"
+                "lm_profiler cannot profile under Trainer(barebones=True): remove barebones=True"
             )
         profilers = [
             callback

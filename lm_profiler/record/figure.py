@@ -367,7 +367,7 @@ def byte_unit(count: float) -> tuple[str, float]:
 
 
 def _decimals(shown: float) -> int:
-    """Return how many decimals show a number from 0.5 on with three significant digits."""
+    """Return how many decimals show a number with three significant digits (below 1 with two decimals)."""
     # At 9.995 and 99.95, rounding adds a digit before the point.
     if abs(shown) >= 99.95:
         return 0

@@ -116,7 +116,8 @@ ROWS: tuple[Row, ...] = (
         2500.0,
         8000.0,
     ),
-    # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for one.
+    # The data sheet rounds TF32 to 2.2 PFLOP/s with sparsity. NVIDIA's HGX page (2025) gives 18 PFLOP/s with sparsity
+    # for eight GPUs, so that one has 18 / 8 / 2 = 1.125 PFLOP/s without.
     Row(
         ("NVIDIA B200",),
         178.3,

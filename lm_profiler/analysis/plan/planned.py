@@ -332,6 +332,7 @@ def _enumeration(names: Sequence[str]) -> str:
 
 
 def _words(name: str) -> set[str]:
+    """Return the words of a GPU's name, for a search: ``sxm`` is one of them if the GPU exists only on a board."""
     words = set(re.split(r"[\s_-]+", name.casefold().strip())) - {"", "nvidia"}
     is_on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)
     return words | {"sxm"} if is_on_a_board else words

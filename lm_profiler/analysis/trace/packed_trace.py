@@ -468,7 +468,10 @@ class _Packing:
         return self.process_counts.with_devices(names, launches, work)
 
     def host_rows(self) -> Rows:
-        """Return (events, 6) the rows of the host's events, in the order in which they were read."""
+        """Return (events, 6) the rows of the host's events: first all others, then the operators, as they were read.
+
+        The columns are start, length, thread, kind, name and inputs (of a launch, its correlation), as numbers.
+        """
         start, length, caller, inputs = np.hstack(
             [np.empty((4, 0), np.int64), *self._operators]
         )

@@ -142,7 +142,7 @@ class MachineSpeed:
         """
         self._slowness_logs.extend(slowness_logs.tolist())
         step_s = self.usual_step_s * np.exp(np.repeat(slowness_logs, BLOCK))
-        # The follower expects the times of all parts. Equal parts serve, because the speed has no part.
+        # The follower expects the times of all parts. Any split will do, because the speed of a machine has no parts.
         equal_shares = np.full(len(PARTS), 1.0 / len(PARTS))
         parts_s = np.outer(step_s, equal_shares)
         self._follower.add(steps, np.column_stack([parts_s, step_s]))
@@ -218,10 +218,14 @@ class _UsualParts:
     def _is_change_of_all(
         self, distances: NDArray[np.float64], common_move: float
     ) -> bool:
-        """Return whether the program has changed one part by far, and in the same block all other parts have changed.
+        """Return whether one part has changed far more than the others, all in the same block and direction.
 
-        The change of the one part is then the cause of the others: after a sleep of some milliseconds, for example, a
-        CPU computes at half its speed for a while.
+        The program has then changed the one part, and the others follow: after a sleep of some milliseconds, for
+        example, a CPU computes at half its speed for a while.
+
+        Args:
+            distances: (PARTS,) of each part from its usual time.
+            common_move: how far most parts have moved from their usual time.
         """
         change = distances - self._last_distances
         common_change = common_move - self._last_common_move

@@ -325,7 +325,8 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     unknown_s = unknown_ns * 1e-9 / traced.steps
     if step.rates.bytes_per_s is None:
         notes.append(
-            "the memory bandwidth of this device is unknown: all time of memory-bound kernels counts as beyond it"
+            "the memory bandwidth of this device is unknown, so all time of memory-bound kernels is in 'beyond "
+            "bandwidth'"
         )
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(

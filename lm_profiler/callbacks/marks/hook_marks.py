@@ -62,6 +62,9 @@ _TRANSFERS = (
 # A call without gradients counts as part of the next step if at least this many steps so far had one before them.
 _FEWEST_STEPS_AFTER_ROLLOUT = 3
 
+# a weak reference to what no longer exists: it returns None
+_NO_ITERATOR: Callable[[], Any] = ref(set())
+
 NESTED_DATA = (
     "run.data runs within another run.data: the batches of both are in the same steps"
 )
@@ -149,11 +152,11 @@ class HookMarks:
         # whether the next batch may be the first of a loop, or of an outer loop that continues
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
-        self._earlier_iterator_ref: Callable[[], Any] = _no_iterator
+        self._earlier_iterator_ref: Callable[[], Any] = _NO_ITERATOR
         # all batches that were fetched, and the iterators of loaders from which they came
         self._all_fetches = 0
         self._all_iterators = 0
-        self._last_iterator_ref: Callable[[], Any] = _no_iterator
+        self._last_iterator_ref: Callable[[], Any] = _NO_ITERATOR
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -376,7 +379,9 @@ class HookMarks:
         if self._checks_next_loop:
             self._note_loop_begin(iterator)
         self._end_step_if_done()
-        self._count_iterator(iterator)
+        self._all_fetches += 1
+        if iterator is not self._last_iterator_ref():
+            self._count_iterator(iterator)
         self._is_outside = False
         self._has_begun = True
         self._batches += 1
@@ -386,10 +391,7 @@ class HookMarks:
         return True
 
     def _count_iterator(self, iterator: Any) -> None:
-        """Count a fetch, and its ``iterator`` unless the last batch came from the same one."""
-        self._all_fetches += 1
-        if iterator is None or iterator is self._last_iterator_ref():
-            return
+        """Count an ``iterator`` from which the first batch comes."""
         self._all_iterators += 1
         with suppress(TypeError):  # some iterators do not support weak references
             self._last_iterator_ref = ref(iterator)
@@ -432,7 +434,7 @@ class HookMarks:
             )
             return  # the reference stays, because the earlier loop may be interrupted again
         # a weak reference, so that the workers of a loader can end with its iterator
-        self._earlier_iterator_ref = _no_iterator
+        self._earlier_iterator_ref = _NO_ITERATOR
         # Python's own iterators do not support weak references.
         with suppress(TypeError):
             self._earlier_iterator_ref = ref(iterator)
@@ -444,7 +446,7 @@ class HookMarks:
         """
         if iterator is self._earlier_iterator_ref():
             # A loader may reuse the iterator for the next epoch.
-            self._earlier_iterator_ref = _no_iterator
+            self._earlier_iterator_ref = _NO_ITERATOR
         may_be_inner_loop = self._batches == 0 and self.batches_per_step == 1
         if may_be_inner_loop:
             self._checks_next_loop = True
@@ -784,10 +786,6 @@ class HookMarks:
             self._report_once(
                 f"no batch came from a DataLoader, so the time of data is in other: {hint}"
             )
-
-
-def _no_iterator() -> None:
-    """Stand in for a weak reference whose iterator no longer exists."""
 
 
 def _autocast_of(module: nn.Module) -> Autocast:

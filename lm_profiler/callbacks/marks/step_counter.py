@@ -1,4 +1,4 @@
-"""Counts the steps of a loop that are left until its stages are done."""
+"""Counts how many steps of a loop are left until all stages of a profile (warm-up, measuring, trace) are done."""
 
 from __future__ import annotations
 

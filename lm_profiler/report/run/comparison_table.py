@@ -1,4 +1,4 @@
-"""A comparison as a table and in the formats of CI services; the table of fields that a new conclusion changes."""
+"""Tables of a comparison, also in the formats of CI services, and of what this version concludes anew of a run."""
 
 from __future__ import annotations
 
