@@ -201,6 +201,16 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
+def test_batches_of_a_tensor_come_from_one_iterator() -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [optimizer]) as run:
+        for batch in run.data(torch.ones(STEPS, 1, 4)):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.record.settings.batches_per_iterator > 5.0
+
+
 @pytest.mark.parametrize("is_new_each_time", [True, False])
 def test_the_batches_of_an_iterator_are_counted(is_new_each_time: bool) -> None:
     model, optimizer = trained()

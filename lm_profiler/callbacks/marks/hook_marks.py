@@ -157,6 +157,8 @@ class HookMarks:
         self._all_fetches = 0
         self._all_iterators = 0
         self._last_iterator_ref: Callable[[], Any] = _NO_ITERATOR
+        # the last one instead, if it is one of Python's own, to which there are no weak references
+        self._last_plain_iterator: Any = None
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -380,7 +382,8 @@ class HookMarks:
             self._note_loop_begin(iterator)
         self._end_step_if_done()
         self._all_fetches += 1
-        if iterator is not self._last_iterator_ref():
+        is_last_plain_one = iterator is self._last_plain_iterator
+        if not is_last_plain_one and iterator is not self._last_iterator_ref():
             self._count_iterator(iterator)
         self._is_outside = False
         self._has_begun = True
@@ -393,8 +396,11 @@ class HookMarks:
     def _count_iterator(self, iterator: Any) -> None:
         """Count an ``iterator`` from which the first batch comes."""
         self._all_iterators += 1
-        with suppress(TypeError):  # some iterators do not support weak references
+        self._last_plain_iterator = None
+        try:
             self._last_iterator_ref = ref(iterator)
+        except TypeError:
+            self._last_plain_iterator = iterator
 
     @property
     def batches_per_iterator(self) -> float | None:
