@@ -264,15 +264,12 @@ class HookMarks:
             self._close_forward()
         if not self.counter.is_step_done:
             return
-        self._hook_children_if_calls_are_unseen()
-        self._count_ended_step()
-        self.counter.end_step_if_done()
-
-    def _hook_children_if_calls_are_unseen(self) -> None:
-        """Mark the calls of children if the step had a backward pass, but no call of a hooked module."""
+        # a backward pass, but no call of a hooked module: the program calls its children
         has_unseen_calls = self._backwards > 0 and self._calls == 0
         if has_unseen_calls and self._levels_left > 0:
             self._hook_children()
+        self._count_ended_step()
+        self.counter.end_step_if_done()
 
     def _count_ended_step(self) -> None:
         """Count what the ended step had, and begin to count for the next step."""
