@@ -64,7 +64,6 @@ _BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
-_FEW_BATCHES = 2.0  # from one iterator of a loader
 # samples: a smaller batch is expected to grow to this size, if memory allows
 _USUAL_BATCH = 8
 _SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
@@ -441,7 +440,8 @@ def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
     """Find slow copies of batches to the device, or a slow function of the program that moves batches."""
     copy_s = costs.regular_s("transfer", clock="time")
     function = costs.main_line("transfer", copy_s)
-    if function:
+    # on a device, the line may be the copy itself
+    if function and not costs.on_device:
         yield costs.finding(
             "owner", copy_s, **{**function, "phase": "transfer", "what": None}
         )
@@ -462,12 +462,9 @@ def _regular_wait_s(costs: StepCosts) -> float:
 def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     """Return the facts of a finding about the loader: how many workers would keep up with the rest of the step.
 
-    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` or
-    ``new_iterators`` alone is 1 if more workers would not help. Empty if the number of workers or cores is unknown.
+    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` alone
+    is 1 if more workers would not help. Empty if the number of workers or cores is unknown.
     """
-    batches_per_iterator = costs.settings.batches_per_iterator or math.inf
-    if batches_per_iterator < _FEW_BATCHES:
-        return {"new_iterators": 1.0}
     workers = costs.settings.num_workers
     cores = costs.settings.cores
     rest_s = costs.step_s - costs.mean_s("data")
@@ -1208,7 +1205,8 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             by_place[work.kind, work.what].append(work)
     for (kind, what), works in by_place.items():
         passes = max(works, key=lambda work: work.phase == "forward").count
-        works = _without_only_backward(costs, works, passes)
+        if kind == "repeated_forward":
+            works = _without_only_backward(costs, works, passes)
         longest = max(works, key=lambda work: work.seconds)
         yield costs.finding(
             cast(FindingName, kind),

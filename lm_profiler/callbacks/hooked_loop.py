@@ -135,10 +135,6 @@ class HookedLoop:
         return seen or 1
 
     @property
-    def batches_per_iterator(self) -> float | None:
-        return None if self.marks is None else self.marks.batches_per_iterator
-
-    @property
     def module(self) -> nn.Module:
         if len(self.modules) == 1:
             return _unwrapped(self.modules[0])

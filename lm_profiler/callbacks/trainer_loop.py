@@ -77,10 +77,6 @@ class TrainerLoop:
         return int(self.trainer.accumulate_grad_batches)
 
     @property
-    def batches_per_iterator(self) -> None:
-        return None  # the Trainer keeps its iterator for an epoch
-
-    @property
     def module(self) -> LightningModule:
         module: LightningModule = self.trainer.lightning_module
         return module

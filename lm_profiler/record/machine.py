@@ -45,8 +45,6 @@ class Settings(Part):
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
-    # the mean number of batches from one iterator of the loader; None if unknown
-    batches_per_iterator: float | None = None
     # whether the loader keeps its workers from epoch to epoch
     persistent_workers: bool | None = None
     cores: int | None = None  # CPU cores that this process may use for its loader

@@ -130,8 +130,9 @@ class StepCalls:
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
         """Return the lines that led to a call; for a call of a backward pass, those of its forward call."""
         call = self.calls[number]
-        while not call.lines and call.forward is not None:
-            call = self.calls[call.forward]
+        while not call.lines and call.forward is not None and call.forward < number:
+            number = call.forward
+            call = self.calls[number]
         return call.lines
 
     def place_of(self, numbers: Iterable[int]) -> CodeLine | None:

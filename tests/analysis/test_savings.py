@@ -83,7 +83,6 @@ def padded(unused: float, **facts: Any) -> Throughput:
 
 
 CASES: dict[str, tuple[str, float, RunRecord]] = {
-    "an iterator for each batch": ("input", 60.0, made({"data": 60.0}, settings=Settings(batches_per_iterator=1.0))),
     "the loader": ("input", 60.0, made({"data": 60.0}, settings=Settings(num_workers=0, cores=2))),
     "the program makes tensors of lists in its transfer": (
         "owner", 30.0, made({"transfer": 30.0}, python_times=[line(28.0, what="torch", phase="transfer", calls=1)]),
@@ -566,3 +565,12 @@ def test_a_first_pass_that_evaluates_has_no_backward_pass_to_be_saved(backward_s
     record = made({"forward": 50.0, "backward": 50.0}, waterfall=works)
     (finding,) = [found for found in findings_of(record) if found.name == "repeated_forward"]
     assert finding.saves_s == pytest.approx(saves_s)
+
+
+def test_a_broadcast_saves_its_backward_pass_however_long_that_is() -> None:
+    works = with_needless(("broadcast", "forward", 0.010), ("broadcast", "backward", 0.035))
+    (finding,) = [
+        found for found in findings_of(made({"forward": 50.0, "backward": 50.0}, waterfall=works))
+        if found.name == "broadcast"
+    ]  # fmt: skip
+    assert finding.saves_s == pytest.approx(0.045)

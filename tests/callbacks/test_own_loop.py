@@ -201,31 +201,6 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
-def test_batches_of_a_tensor_come_from_one_iterator() -> None:
-    model, optimizer = trained()
-    with profile_with(options(), [optimizer]) as run:
-        for batch in run.data(torch.ones(STEPS, 1, 4)):
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert run.record.settings.batches_per_iterator > 5.0
-
-
-@pytest.mark.parametrize("is_new_each_time", [True, False])
-def test_the_batches_of_an_iterator_are_counted(is_new_each_time: bool) -> None:
-    model, optimizer = trained()
-    rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
-    batches = iter(rows)
-    with profile_with(options(), [optimizer]) as run:
-        for _ in range(STEPS):
-            (batch,) = next(iter(rows)) if is_new_each_time else next(batches)
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    found = run.record.settings.batches_per_iterator
-    assert found == 1.0 if is_new_each_time else found > 5.0
-
-
 def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer() -> None:
     model, optimizer = parts = trained()
     attributes = vars(model).keys() | vars(optimizer).keys()

@@ -26,9 +26,11 @@ def calls_on_scores(step: StepCalls) -> list[int]:
         if call.name != _SOFTMAX or call.phase != _FORWARD:
             continue
         calls_to_softmax = _calls_since_product(step, softmax)
+        if calls_to_softmax is None:
+            continue
         # the softmax itself, and the calls on its result, such as dropout
         calls_from_softmax = list(calls_as_large_as(step, softmax))
-        if calls_to_softmax is None or not _feeds_product(step, calls_from_softmax):
+        if not _feeds_product(step, calls_from_softmax):
             continue
         for on_scores in {*calls_to_softmax, *calls_from_softmax}:
             calls += step.with_backward(on_scores)
@@ -49,6 +51,8 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
             call = step.calls[maker]
             if call.product is not None:
                 has_product = has_product or _is_without_weights(step, maker)
+            elif call.name == _SOFTMAX:
+                continue
             elif call.elements >= least_elements and maker not in found:
                 found.add(maker)
                 unvisited.append(maker)

@@ -36,6 +36,7 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
         by the number of a product, or of a call of its backward pass, the share of the rows that are copies.
     """
     shares: dict[int, float] = {}
+    distinct = _distinct_elements(step)
     for number, call in enumerate(step.calls):
         if call.product is None or call.phase != _FORWARD:
             continue
@@ -48,27 +49,31 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
             if len(writers) != 1 or writers[0] >= number:
                 continue
             copied = step.calls[writers[0]]
-            distinct_share = _distinct_elements(step, writers[0]) / copied.elements
-            if distinct_share <= _MOST_DISTINCT:
+            distinct_share = distinct[writers[0]] / max(copied.elements, 1)
+            if copied.elements > 0 and distinct_share <= _MOST_DISTINCT:
                 for related in step.with_backward(number):
                     shares[related] = 1.0 - distinct_share
     return shares
 
 
-def _distinct_elements(step: StepCalls, number: int) -> int:
-    """Return the largest possible number of elements of a call's result that are not copies of each other."""
-    call = step.calls[number]
-    if call.name in _ROW_COPIES:
-        return min(call.elements, call.first_elements)
-    if call.name == _JOIN:
-        joined = 0
-        for storage in call.reads:
-            writer = _only_writer(step, storage)
-            if writer is None or writer >= number:
-                return call.elements
-            joined += _distinct_elements(step, writer)
-        return min(joined, call.elements)
-    return call.elements
+def _distinct_elements(step: StepCalls) -> list[int]:
+    """Return for each call the largest possible number of elements of its result that are not copies of each other."""
+    distinct: list[int] = []
+    for number, call in enumerate(step.calls):
+        elements = call.elements
+        if call.name in _ROW_COPIES:
+            elements = min(call.elements, call.first_elements)
+        elif call.name == _JOIN:
+            joined = 0
+            for storage in call.reads:
+                writer = _only_writer(step, storage)
+                if writer is None or writer >= number:
+                    joined = call.elements
+                    break
+                joined += distinct[writer]
+            elements = min(joined, call.elements)
+        distinct.append(elements)
+    return distinct
 
 
 def _only_writer(step: StepCalls, storage: int) -> int | None:

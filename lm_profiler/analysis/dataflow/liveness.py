@@ -33,7 +33,7 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     """
     if not step.is_complete:
         return None
-    flow = Dataflow(step)
+    flow = _Dataflow(step)
     trained_writers = flow.last_writers_of(step.trained)
     if not trained_writers:
         return None
@@ -61,7 +61,7 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     )
 
 
-class Dataflow:
+class _Dataflow:
     """The dependencies between the calls of a step."""
 
     def __init__(self, step: StepCalls) -> None:

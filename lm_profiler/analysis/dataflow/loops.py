@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lm_profiler.analysis.dataflow.liveness import Dataflow
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _FORWARD = "forward"
@@ -30,7 +29,6 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
     Returns:
         by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
-    sources = Dataflow(step).sources
     calling_s = _seconds_of_calling(step)
     total_s = sum(step.phase_s.values())
     shares: dict[int, float] = {}
@@ -39,7 +37,7 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
         if len(numbers) < _FEWEST_CALLS or seconds < _LEAST_SHARE * total_s:
             continue
         # Calls of one layer after another depend on each other; those of a loop over samples do not.
-        independent = len(numbers) / _longest_chain(sources, numbers)
+        independent = len(numbers) / _longest_chain(step, numbers)
         if independent < _FEWEST_INDEPENDENT:
             continue
         for number in numbers:
@@ -84,13 +82,21 @@ def _share_of_calling(call: OperatorCall, calling_s: float) -> float:
     return calling_s / call.seconds
 
 
-def _longest_chain(sources: Sequence[set[int]], numbers: Sequence[int]) -> int:
+def _longest_chain(step: StepCalls, numbers: Sequence[int]) -> int:
     """Return the length of the longest chain of calls among ``numbers`` in which each depends on the one before it."""
     counted_calls = set(numbers)
-    chain_lengths: list[int] = []  # of the longest chain up to each call of the step
-    for number in range(numbers[-1] + 1):
-        length = max((chain_lengths[source] for source in sources[number]), default=0)
+    longest = 1
+    # for each storage, the length of the chain to what it holds
+    chain_to: defaultdict[int, int] = defaultdict(int)
+    for number in range(numbers[0], numbers[-1] + 1):
+        call = step.calls[number]
+        length = max((chain_to[storage] for storage in call.reads), default=0)
         if number in counted_calls:
             length += 1
-        chain_lengths.append(length)
-    return max(chain_lengths)
+            longest = max(longest, length)
+        for storage in call.writes:
+            if storage in call.overwrites:
+                chain_to[storage] = length
+            else:
+                chain_to[storage] = max(chain_to[storage], length)
+    return longest

@@ -75,7 +75,7 @@ def needless_operators(
         needless_s = sum(
             share * step.calls[number].seconds for number, share in new_shares.items()
         )
-        if new_shares and needless_s >= least_share * total_s:
+        if needless_s > 0.0 and needless_s >= least_share * total_s:
             found.append(_operators(step, reason, new_shares, place))
     return found
 

@@ -18,7 +18,16 @@ _LAYERS = (
     "aten::native_group_norm",
     "aten::_fused_rms_norm",
     "aten::mkldnn_rnn_layer",
+    "aten::_cudnn_rnn",
+    "aten::miopen_rnn",
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::_native_multi_head_attention",
+    "aten::_scaled_mm",
+    "aten::_int_mm",
+    "aten::_grouped_mm",
 )
+_FUSED_ATTENTION = "aten::_scaled_dot_product"  # how the names begin
+_COPIES = ("aten::_to_copy", "aten::clone")
 # the largest share of a place's time in layers
 _MOST_IN_LAYERS = 0.05
 # the smallest share of the time of all operators that a place must have
@@ -81,12 +90,14 @@ def _calls_of_layers(step: StepCalls) -> Collection[int]:
             elif not factors.isdisjoint(weights) or not factors <= written:
                 # A factor that no call has made may be a frozen weight, such as that of a teacher.
                 layers.add(number)
-        elif call.name in _LAYERS:
+        elif call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION):
             layers.add(number)
         elif reads_weights and written.isdisjoint(set(call.reads) - weights):
             # computed of weights and of what is the same in each step, such as a frozen weight that is adapted
             weights.update(call.writes)
-        written.update(call.writes)
+        copies_frozen_weight = call.name in _COPIES and written.isdisjoint(call.reads)
+        if not copies_frozen_weight:  # autocast copies them in each step
+            written.update(call.writes)
     return layers
 
 

@@ -432,11 +432,6 @@ def _plain_precision_text(finding: Finding, settings: Settings) -> str:
 
 def _input_text(finding: Finding, settings: Settings) -> str:
     """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
-    if finding.facts.get("new_iterators"):
-        return (
-            "Keep one iterator of the DataLoader (`for batch in loader`): the program makes a new one for each batch, "
-            "which shuffles all indices and starts all workers again."
-        )
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:

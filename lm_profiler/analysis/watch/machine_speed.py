@@ -227,11 +227,17 @@ class _UsualParts:
             distances: (PARTS,) of each part from its usual time.
             common_move: how far most parts have moved from their usual time.
         """
-        change = distances - self._last_distances
         common_change = common_move - self._last_common_move
         if abs(common_change) < _CHANGED_DISTANCE:
             return False
-        largest_change = change[np.argmax(np.abs(change))]
+        # The one part must explain most of what the step has changed by: a short part may change by any factor.
+        before_s = np.exp(self._logs + self._last_distances)
+        changes_s = np.exp(self._logs + distances) - before_s
+        largest = int(np.argmax(np.abs(changes_s)))
+        others_s = np.abs(changes_s).sum() - abs(changes_s[largest])
+        if abs(changes_s[largest]) < others_s:
+            return False
+        largest_change = distances[largest] - self._last_distances[largest]
         is_far_beyond = abs(largest_change) - abs(common_change) > _LARGEST_DISTANCE
         return bool(is_far_beyond and largest_change * common_change > 0.0)
 

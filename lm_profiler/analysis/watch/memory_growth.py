@@ -22,6 +22,10 @@ _GREW_BYTES = 32 * 2**20
 _SHORT_READINGS = 15
 _SHORT_WINDOWS_S = (15.0, 60.0, 240.0)
 _STEEP_SHARE = 0.15
+_ABOVE_HIGHEST = (
+    1.15  # of the memory when an earlier growth ended: less is no new growth
+)
+_LEAST_JUDGED_S = 60.0  # from one judgement of a growth to the next
 # Memory grows steadily if all of these hold:
 _RISING = 0.8  # its rank correlation (Kendall's) with time is at least this
 _UNEVEN = 0.25  # in each quarter of the readings the slope is at least this share of the mean slope
@@ -118,6 +122,8 @@ class MemoryWatch:
     growth: MemoryGrowth | None = None
     _windows: list[_Window] = field(default_factory=_all_windows)
     _growing_window: _Window | None = None
+    # the most that was held when an earlier growth ended: what rises and falls with each epoch reaches it again
+    _highest_bytes: float = 0.0
 
     def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
         """Add the bytes held at ``at_s``; return growth if it is new, if its slope has changed, or if it has ended."""
@@ -135,6 +141,9 @@ class MemoryWatch:
         """Return new growth if memory grew steadily in ``window``; None otherwise."""
         slope = window.slope()
         if slope is None:
+            return None
+        is_short = window.span_s < _WINDOWS_S[0]
+        if is_short and window.held_bytes[-1] < _ABOVE_HIGHEST * self._highest_bytes:
             return None
         self.growth = MemoryGrowth(
             step=step,
@@ -155,12 +164,17 @@ class MemoryWatch:
         slope = window.last_slope()
         if growth is None or slope is None:
             return None
-        if window.times_s[-1] - growth._judged_at_s < window.span_s:
+        since_judged_s = window.times_s[-1] - growth._judged_at_s
+        if since_judged_s < max(window.span_s, _LEAST_JUDGED_S):
             return None
         growth._judged_at_s = window.times_s[-1]
         growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes
         if slope < _ENDED_SHARE * growth._first_per_s:
             growth.until_step = step
+            highest_bytes = growth._first_bytes + max(growth.grew_bytes, 0.0)
+            self._highest_bytes = max(
+                self._highest_bytes, highest_bytes, *window.held_bytes
+            )
             self.growth = None
             self._growing_window = None
             return growth

@@ -71,10 +71,6 @@ class Loop(Protocol):
         """The number of batches of one training step on one rank."""
 
     @property
-    def batches_per_iterator(self) -> float | None:
-        """The mean number of batches from one iterator of a loader; None if it is unknown."""
-
-    @property
     def module(self) -> nn.Module:
         """The model as the program wrote it."""
 

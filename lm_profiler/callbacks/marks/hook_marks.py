@@ -153,12 +153,6 @@ class HookMarks:
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
         self._earlier_iterator_ref: Callable[[], Any] = _NO_ITERATOR
-        # all batches that were fetched, and the iterators of loaders from which they came
-        self._all_fetches = 0
-        self._all_iterators = 0
-        self._last_iterator_ref: Callable[[], Any] = _NO_ITERATOR
-        # the last one instead, if it is one of Python's own, to which there are no weak references
-        self._last_plain_iterator: Any = None
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -378,10 +372,6 @@ class HookMarks:
         if self._checks_next_loop:
             self._note_loop_begin(iterator)
         self._end_step_if_done()
-        self._all_fetches += 1
-        is_last_plain_one = iterator is self._last_plain_iterator
-        if not is_last_plain_one and iterator is not self._last_iterator_ref():
-            self._count_iterator(iterator)
         self._is_outside = False
         self._has_begun = True
         self._batches += 1
@@ -389,22 +379,6 @@ class HookMarks:
         timeline = self.timeline
         timeline.note((tape.DATA, timeline.clock()))
         return True
-
-    def _count_iterator(self, iterator: Any) -> None:
-        """Count an ``iterator`` from which the first batch comes."""
-        self._all_iterators += 1
-        self._last_plain_iterator = None
-        try:
-            self._last_iterator_ref = ref(iterator)
-        except TypeError:
-            self._last_plain_iterator = iterator
-
-    @property
-    def batches_per_iterator(self) -> float | None:
-        """The mean number of batches that one iterator of a DataLoader returned; None without iterators."""
-        if self._all_iterators == 0:
-            return None
-        return self._all_fetches / self._all_iterators
 
     def _end_fetch(self, batch: Any) -> None:
         """Note that the loop has its ``batch``."""

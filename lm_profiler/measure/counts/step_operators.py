@@ -83,6 +83,9 @@ class StepOperators:
         self._values = ValueNumbers(self._storages)
         # the number of an autograd node to the number of the call that made it
         self._forward_by_node: dict[int, int] = {}
+        self._last_forward_node = (
+            -1
+        )  # the number of the last node that forward has made
         # storages that code between the recorded parts of the step may have read
         self._exposed_storages: set[int] = set()
         # the identity of a parameter to the storage of its gradient when the step began
@@ -103,6 +106,7 @@ class StepOperators:
         self._calls = []
         self._values = ValueNumbers(self._storages)
         self._forward_by_node = {}
+        self._last_forward_node = -1
         self._exposed_storages = set()
         self._has_sparse_tensors = False
         module, _ = self._parties()
@@ -214,13 +218,20 @@ class StepOperators:
 
         Note which autograd node the next call has made: with create_graph, backward makes nodes, too.
         """
-        last_node_number = NEXT_NODE_NUMBER.find()() - 1
-        # The first call after a node was made is the one that made it; later calls may run without gradients.
-        self._forward_by_node.setdefault(last_node_number, len(self._calls))
         node = BACKWARD_NODE.find()()
-        if node is None:
-            return None
-        return self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
+        forward = None
+        if node is not None:
+            forward = self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
+        last_node_number = NEXT_NODE_NUMBER.find()() - 1
+        is_of_forward = node is None
+        was_made_in_backward = last_node_number > self._last_forward_node
+        if is_of_forward or was_made_in_backward:
+            # The first call after a node was made is the one that made it; later calls may run without gradients. A
+            # view makes a node without a call: no call of backward has made it.
+            self._forward_by_node.setdefault(last_node_number, len(self._calls))
+        if is_of_forward:
+            self._last_forward_node = last_node_number
+        return forward
 
     def _lines(self, forward: int | None) -> tuple[CodeLine, ...]:
         """Return the lines of the program that led to the call.

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.needless_operators import needless_operators
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.record.findings import NeedlessOperators
+from lm_profiler.record.operator_calls import Operand, OperatorCall, Product, StepCalls
 
 TOKENS, WIDTH, CLASSES = 64, 64, 512
 
@@ -52,6 +54,10 @@ class Step:
 
     def needless(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> list[NeedlessOperators]:
         """Run two steps, and return what the second one may have computed needlessly."""
+        return needless_operators(self.calls(loss_of), least_share=0.01)
+
+    def calls(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> StepCalls:
+        """Run two steps, and return the calls of the second one."""
         self.operators.start()
         try:
             for _ in range(2):
@@ -63,7 +69,7 @@ class Step:
             self.operators.stop()
         calls = self.operators.take(is_complete=True)
         assert calls is not None
-        return needless_operators(calls, least_share=0.01)
+        return calls
 
     def _train(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
         self.operators.phase = "forward"
@@ -357,6 +363,27 @@ def layer_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden[torch.randperm(TOKENS)], labels)
 
 
+def teacher_under_autocast(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Autocast copies frozen weights in each step."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        target = step.frozen(hidden)
+    return plain(step, hidden, labels) + functional.mse_loss(hidden, target.float())
+
+
+def long_attention(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Fused attention is a layer."""
+    heads = hidden[None, None]
+    for _ in range(12):
+        heads = functional.scaled_dot_product_attention(heads, heads, heads)
+    hidden = heads[0, 0]
+    return plain(step, hidden, labels)
+
+
+def empty_batch(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    nothing = step.net.head(hidden[:0] * 2.0)
+    return plain(step, hidden, labels) + nothing.sum()
+
+
 def dead_units(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Most units of a ReLU are off for all inputs: their gradient is zero at each position."""
     with torch.no_grad():
@@ -397,6 +424,43 @@ def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Ten
 def test_a_loss_is_not_a_figure_that_only_python_reads() -> None:
     reasons = [found.reason for found in Step().needless(norms_of_weights)]
     assert "figures" not in reasons
+
+
+def gradient_of_a_view(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The last node of forward is a view's, and backward begins without a call that makes its gradient."""
+    gradient = torch.ones(TOKENS, CLASSES // 8)
+    for _ in range(2):
+        part = step.net.head(hidden.detach()).view(TOKENS, 8, -1)[:, 0]
+        step.operators.phase = "backward"
+        part.backward(gradient=gradient)
+        step.operators.phase = "forward"
+    return plain(step, hidden, labels)
+
+
+def test_a_call_of_backward_is_not_its_own_forward_call() -> None:
+    """Its lines would be searched without end."""
+    calls = Step().calls(gradient_of_a_view).calls
+    assert all(call.forward is None or call.forward < number for number, call in enumerate(calls))
+
+
+@pytest.mark.parametrize("harmless", [teacher_under_autocast, long_attention, empty_batch])
+def test_layers_are_no_side_work(harmless: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
+    reasons = [found.reason for found in Step().needless(harmless)]
+    assert "side_work" not in reasons
+
+
+def test_long_chains_of_joins_are_searched_once() -> None:
+    """Each joins the two before it: a search from each to its beginning would take 2^n steps, and be too deep."""
+    calls = [OperatorCall(name="aten::relu", phase="forward", seconds=1.0, reads=(), writes=(number,), elements=64)
+             for number in range(2)]  # fmt: skip
+    for number in range(2, 3000):
+        calls.append(OperatorCall(name="aten::cat", phase="forward", seconds=1.0, reads=(number - 2, number - 1),
+                                  writes=(number,), elements=128))  # fmt: skip
+    weight, joined = 3001, Operand(2999, 2, 64)
+    product = Product(1, joined, Operand(weight, 64, 64))
+    calls.append(OperatorCall(name="aten::mm", phase="forward", seconds=1.0, reads=(2999, weight), writes=(3002,),
+                              elements=128, product=product))  # fmt: skip
+    assert layers_on_copied_rows(StepCalls(calls=calls, trained=frozenset({weight}))) == {}
 
 
 def test_what_is_kept_is_not_unused() -> None:

@@ -126,6 +126,17 @@ def test_a_sleep_that_makes_the_rest_of_the_step_slower_is_the_change_with_all_t
     assert size_s(change) == pytest.approx(after_s - before_s, rel=0.1)
 
 
+@pytest.mark.parametrize("factor_of_data", [1.4, 2.2, 3.0])
+def test_a_short_part_that_changes_by_far_is_not_the_cause_of_a_slower_machine(factor_of_data: float) -> None:
+    shares = np.array([0.0003, 0.0002, 0.3, 0.001, 0.6, 0.001, 0.09, 0.0075])
+    parts_s = np.outer(np.full(STEPS, 0.1), shares)
+    parts_s *= np.exp(0.01 * np.random.default_rng(0).standard_normal(parts_s.shape))
+    parts_s[4_000:] *= 1.4
+    parts_s[4_000:, PARTS.index("data")] *= factor_of_data / 1.4
+    events = levels(np.column_stack([parts_s, parts_s.sum(axis=1)]))
+    assert [event.in_all_parts for event in events] == [True]
+
+
 def test_a_part_that_does_not_wait_with_the_others_stays_as_it_is() -> None:
     """The machine doubles all parts but data, which waits for a disk: as long as before."""
     seconds = rows(2)

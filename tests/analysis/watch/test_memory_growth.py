@@ -48,6 +48,12 @@ def test_steady_memory_and_a_jump_are_not_reported() -> None:
     assert watch(lambda at_s: (2 if at_s < 3000 else 3) * GIB, hours=6) == []
 
 
+def test_memory_that_rises_in_each_epoch_and_falls_again_is_reported_once() -> None:
+    reported = watch(lambda at_s: (1.0 + 0.8 * (at_s % 60.0) / 60.0) * GIB, hours=1, every_s=1.0)
+    assert len({id(growth) for _, growth in reported}) <= 1
+    assert len(reported) <= 2
+
+
 def test_growth_that_ends_is_reported_as_ended() -> None:
     reported = watch(lambda at_s: 2 * GIB + 2 * GIB * min(at_s / HOUR_S, 1.0), hours=4)
     growth = reported[-1][1]
