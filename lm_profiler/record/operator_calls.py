@@ -105,6 +105,16 @@ class StepCalls:
                 writers[storage].append(number)
         return writers
 
+    def only_writer_of(self, storage: int) -> int | None:
+        """Return the number of the only call that writes ``storage``; None if there is none or several."""
+        writers = self.writers.get(storage, ())
+        return writers[0] if len(writers) == 1 else None
+
+    def is_changed(self, number: int) -> bool:
+        """Return whether other calls also write to the result of a call. The step then needs a result of its own."""
+        writes = self.calls[number].writes
+        return any(len(self.writers[storage]) > 1 for storage in writes)
+
     @cached_property
     def readers(self) -> Mapping[int, Sequence[int]]:
         """For each storage, the numbers of the calls that read it, in order."""

@@ -22,7 +22,7 @@ def copying_calls(step: StepCalls) -> Iterator[int]:
     """
     for number, call in enumerate(step.calls):
         is_copy = call.phase == _FORWARD and call.name in _COPIES
-        if is_copy and all(len(step.writers[storage]) == 1 for storage in call.writes):
+        if is_copy and not step.is_changed(number):
             yield from step.with_backward(number)
 
 
@@ -45,12 +45,14 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
         for operand in (call.product.left, call.product.right):
             if operand.storage in step.trained:
                 continue
-            writers = step.writers.get(operand.storage, ())
-            if len(writers) != 1 or writers[0] >= number:
+            writer = step.only_writer_of(operand.storage)
+            if writer is None or writer >= number:
                 continue
-            copied = step.calls[writers[0]]
-            distinct_share = distinct[writers[0]] / max(copied.elements, 1)
-            if copied.elements > 0 and distinct_share <= _MOST_DISTINCT:
+            elements = step.calls[writer].elements
+            if elements == 0:
+                continue
+            distinct_share = distinct[writer] / elements
+            if distinct_share <= _MOST_DISTINCT:
                 for related in step.with_backward(number):
                     shares[related] = 1.0 - distinct_share
     return shares
@@ -66,7 +68,7 @@ def _distinct_elements(step: StepCalls) -> list[int]:
         elif call.name == _JOIN:
             joined = 0
             for storage in call.reads:
-                writer = _only_writer(step, storage)
+                writer = step.only_writer_of(storage)
                 if writer is None or writer >= number:
                     joined = call.elements
                     break
@@ -74,8 +76,3 @@ def _distinct_elements(step: StepCalls) -> list[int]:
             elements = min(joined, call.elements)
         distinct.append(elements)
     return distinct
-
-
-def _only_writer(step: StepCalls, storage: int) -> int | None:
-    writers = step.writers.get(storage, ())
-    return writers[0] if len(writers) == 1 else None

@@ -67,7 +67,7 @@ class _Dataflow:
     def __init__(self, step: StepCalls) -> None:
         self._step = step
         # for each call, the calls that wrote what it reads
-        self.sources: list[set[int]] = []
+        self._sources: list[set[int]] = []
         # for each storage, the calls that wrote what it holds at the end of the step
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
         # for each call, the storages it reads that may still hold data of the step before
@@ -81,7 +81,7 @@ class _Dataflow:
                 sources.update(self._writers[storage])
                 if storage not in overwritten:
                     read_first.add(storage)
-            self.sources.append(sources)
+            self._sources.append(sources)
             self._read_first.append(read_first)
             for storage in call.writes:
                 if storage in call.overwrites:
@@ -108,7 +108,7 @@ class _Dataflow:
         found = set(numbers)
         unvisited = list(found)
         while unvisited:
-            for source in self.sources[unvisited.pop()]:
+            for source in self._sources[unvisited.pop()]:
                 if source not in found:
                     found.add(source)
                     unvisited.append(source)

@@ -168,10 +168,9 @@ def _product_that_made(step: StepCalls, operand: Operand, before: int) -> int | 
     It must be the only call that writes this storage, and in forward the call ``before`` must be the only one that
     reads it.
     """
-    writers = step.writers.get(operand.storage, ())
-    if len(writers) != 1:
+    writer = step.only_writer_of(operand.storage)
+    if writer is None:
         return None
-    (writer,) = writers
     forward_readers = [
         reader
         for reader in step.readers.get(operand.storage, ())

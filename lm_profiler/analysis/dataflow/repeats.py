@@ -61,18 +61,12 @@ def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
 def constant_calls(step: StepCalls) -> Iterator[int]:
     """Yield the numbers of calls that compute the same in each step, and whose results nothing changes later."""
     for number, call in enumerate(step.calls):
-        if call.is_constant and call.writes and not _is_changed(step, number):
+        if call.is_constant and call.writes and not step.is_changed(number):
             yield number
 
 
 def _is_any_changed(step: StepCalls, first: int, later: int) -> bool:
-    return _is_changed(step, first) or _is_changed(step, later)
-
-
-def _is_changed(step: StepCalls, number: int) -> bool:
-    """Return whether other calls also write to the result of a call. The step then needs a result of its own."""
-    writes = step.calls[number].writes
-    return any(len(step.writers[storage]) > 1 for storage in writes)
+    return step.is_changed(first) or step.is_changed(later)
 
 
 def _line_of_repetition(step: StepCalls, first: int, later: int) -> CodeLine | None:
