@@ -6,6 +6,7 @@ operator with arguments of equal numbers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,15 +36,16 @@ class ValueNumbers:
 
     def __init__(self, storages: StorageNumbers) -> None:
         self._storages = storages
-        self._number_by_key: dict[Any, int] = {}
+        # what is looked up for the first time gets a new number
+        self._number_by_key = defaultdict[Any, int](self._new_number)
         # the number of a storage to the number of its present content
-        self._contents: dict[int, int] = {}
+        self._contents = defaultdict[int, int](self._new_number)
         self._constants: set[int] = set()  # contents that are the same in each step
         self._count = 0
 
     def note_constant(self, storage: int) -> None:
         """Note that ``storage`` begins each step with the same content."""
-        self._constants.add(self._content_of(storage))
+        self._constants.add(self._contents[storage])
 
     def add_call(
         self,
@@ -63,7 +65,7 @@ class ValueNumbers:
             number, is_constant = self._computed_value(operator, arguments)
         value = self._new_number() if number is None else number
         for position, storage in enumerate(written):
-            content = self._number_of((value, position))
+            content = self._number_by_key[value, position]
             self._contents[storage] = content
             if is_constant:
                 self._constants.add(content)
@@ -80,7 +82,7 @@ class ValueNumbers:
         is_constant = True
         for argument in arguments:
             if is_dense(argument):
-                content = self._content_of(self._storages.number_of(argument))
+                content = self._contents[self._storages.number_of(argument)]
                 is_constant = is_constant and content in self._constants
                 key.append(_key_of_tensor(argument, content))
             elif isinstance(argument, _PLAIN_TYPES):
@@ -88,21 +90,7 @@ class ValueNumbers:
                 key.append((type(argument), argument))
             else:
                 return None, False
-        return self._number_of(tuple(key)), is_constant
-
-    def _content_of(self, storage: int) -> int:
-        content = self._contents.get(storage)
-        if content is None:
-            content = self._new_number()
-            self._contents[storage] = content
-        return content
-
-    def _number_of(self, key: Any) -> int:
-        number = self._number_by_key.get(key)
-        if number is None:
-            number = self._new_number()
-            self._number_by_key[key] = number
-        return number
+        return self._number_by_key[tuple(key)], is_constant
 
     def _new_number(self) -> int:
         self._count += 1
