@@ -1200,8 +1200,13 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
     by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
         list
     )
+    # the data flow shows more of these, and has the finding
+    left_out: set[NeedlessKind] = set()
+    for operators in costs.record.needless_operators:
+        if not _is_shown_by_trace(costs, operators):
+            left_out.update(_TRACED_KINDS.get(operators.reason, ()))
     for work in _traced_works(costs):
-        if not _shows_less(costs, work.kind):
+        if work.kind not in left_out:
             by_place[work.kind, work.what].append(work)
     for (kind, what), works in by_place.items():
         passes = max(works, key=lambda work: work.phase == "forward").count
@@ -1240,9 +1245,7 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
     Problems of which the trace shows as much, with the module's name, are left out.
     """
     for operators in costs.record.needless_operators:
-        kinds = _TRACED_KINDS.get(operators.reason, ())
-        is_traced = any(work.kind in kinds for work in _traced_works(costs))
-        if is_traced and not any(_shows_less(costs, kind) for kind in kinds):
+        if _is_shown_by_trace(costs, operators):
             continue
         saves_s = _needless_s(costs, operators)
         is_double = operators.reason == "some_double"
@@ -1269,19 +1272,16 @@ def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
     return () if waterfall is None else waterfall.needless
 
 
-def _shows_less(costs: StepCosts, kind: NeedlessKind) -> bool:
-    """Return whether the trace shows much less of a problem, by its ``kind`` there, than the data flow does."""
-    for operators in costs.record.needless_operators:
-        kinds = _TRACED_KINDS.get(operators.reason, ())
-        if kind not in kinds:
-            continue
-        seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
-        for work in _traced_works(costs):
-            if work.kind in kinds:
-                seconds_by_module[work.what] += work.seconds
-        longest_s = max(seconds_by_module.values(), default=0.0)
-        return longest_s < _ENOUGH_IN_TRACE * _needless_s(costs, operators)
-    return False
+def _is_shown_by_trace(costs: StepCosts, operators: NeedlessOperators) -> bool:
+    """Return whether the trace shows about as much of the problem of ``operators``, with the name of a module."""
+    seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
+    for work in _traced_works(costs):
+        if work.kind in _TRACED_KINDS.get(operators.reason, ()):
+            seconds_by_module[work.what] += work.seconds
+    if not seconds_by_module:
+        return False
+    needless_s = _needless_s(costs, operators)
+    return max(seconds_by_module.values()) >= _ENOUGH_IN_TRACE * needless_s
 
 
 def _all_needless_s(costs: StepCosts) -> float:
