@@ -27,6 +27,7 @@ from lm_profiler.analysis.remedies.remedy import (
     FindCandidates,
     FirstRun,
     Remedy,
+    Sentence,
     Smaller,
     faster_candidate,
     smaller,
@@ -656,71 +657,6 @@ def _unused_text(finding: Finding, settings: Settings) -> str:
     return f"Leave out what {_code(finding)} computes: nothing uses the result."
 
 
-def _repeated_text(finding: Finding, settings: Settings) -> str:
-    return f"Keep the first result: {_code(finding)} repeats a computation of the same step on the same values."
-
-
-def _constant_text(finding: Finding, settings: Settings) -> str:
-    return f"Compute it once, before training: the result of {_code(finding)} is the same in each step."
-
-
-def _zeros_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Do not multiply by zeros in {_code(finding)}: {_share_text(finding)} of a factor is zero. Replace a "
-        "diagonal matrix by scaling rows, a one-hot matrix by indexing, any other by a sparse matrix."
-    )
-
-
-def _ignored_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Drop the positions that do not affect the loss before {_code(finding)}: at {_share_text(finding)} of all "
-        "positions the gradient is zero (ignored labels, padding, unused outputs)."
-    )
-
-
-def _growing_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Collect the pieces in a list and concatenate them once, after the loop: each call of {_code(finding)} "
-        "copies all pieces so far."
-    )
-
-
-def _order_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Multiply in the other order in {_code(finding)}: A·(B·C) takes {_share_text(finding)} fewer multiplications "
-        "than (A·B)·C."
-    )
-
-
-def _unused_rows_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Give the embedding in {_code(finding)} sparse gradients (sparse=True, with SparseAdam, Adagrad or SGD): "
-        f"{_share_text(finding)} of its rows are not used in a step, but the optimizer updates all rows."
-    )
-
-
-def _some_double_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Compute in float32: {_code(finding)} produces float64 tensors (a NumPy array is float64 by default), and "
-        "float64 takes at least twice as long."
-    )
-
-
-def _figures_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Compute it less often, for example every 50 steps: training does not need the result of {_code(finding)}, "
-        "only Python code reads it (a metric, for example)."
-    )
-
-
-def _scores_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about attention that stores its scores."""
-    return (
-        f"Use fused attention at {_code(finding)}: torch.nn.functional.scaled_dot_product_attention stores no scores "
-        "(nn.MultiheadAttention: need_weights=False; dropout on a CPU and some masks prevent it)."
-    )
-
-
 def _groups_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about an optimizer with more groups of parameters than different options."""
     groups = round(finding.facts.get("groups", 0.0))
@@ -731,33 +667,23 @@ def _groups_text(finding: Finding, settings: Settings) -> str:
     )
 
 
-def _looped_text(finding: Finding, settings: Settings) -> str:
-    calls = round(finding.facts.get("operators", 0.0))
-    return (
-        f"Replace the loop at {_code(finding)} by operators on whole tensors: it makes {calls:,} small calls that do "
-        "not depend on each other."
-    )
+def _on_operators(template: str) -> Sentence:
+    """Return the sentence of a finding from the data flow.
 
+    Args:
+        template: may name the line (``code``), the needless share of the operators (``share``), how many they are
+            (``operators``), and the costliest of them (``what``).
+    """
 
-def _gathered_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Apply the layer before rows are copied, and copy its results: {_share_text(finding)} of the rows that "
-        f"{_code(finding)} multiplies by a weight are copies of others."
-    )
+    def sentence(finding: Finding, settings: Settings) -> str:
+        return template.format(
+            code=_code(finding),
+            share=_share_text(finding),
+            operators=round(finding.facts.get("operators", 0.0)),
+            what=finding.what,
+        )
 
-
-def _copied_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Avoid the copies at {_code(finding)}, such as contiguous(), clone(), a change of the type, or reshape() of a "
-        "permuted tensor: keep one layout and type."
-    )
-
-
-def _side_work_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Compute less in {_code(finding)}, or less often: it runs no layers (costliest operator: "
-        f"{finding.what})."
-    )
+    return sentence
 
 
 def _code(finding: Finding) -> str:
@@ -829,21 +755,115 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("unused_gradients", _unused_gradients_text, likely_share=0.9),
     Remedy("broadcast", _broadcast_text, likely_share=0.8),
     Remedy("unused", _unused_text, likely_share=0.9),
-    Remedy("repeated", _repeated_text, likely_share=0.9),
-    Remedy("constant", _constant_text, likely_share=0.9),
-    Remedy("zeros", _zeros_text, likely_share=0.9),
-    Remedy("ignored", _ignored_text, likely_share=0.9),
-    Remedy("growing", _growing_text, likely_share=0.9),
-    Remedy("order", _order_text, likely_share=0.9),
-    Remedy("unused_rows", _unused_rows_text, likely_share=0.9),
-    Remedy("some_double", _some_double_text, likely_share=0.9),
-    Remedy("figures", _figures_text, likely_share=0.9),
-    Remedy("scores", _scores_text, likely_share=0.7),
+    Remedy(
+        "repeated",
+        _on_operators(
+            "Keep the first result: {code} repeats a computation of the same step on the same values."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "constant",
+        _on_operators(
+            "Compute it once, before training: the result of {code} is the same in each step."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "zeros",
+        _on_operators(
+            "Do not multiply by zeros in {code}: {share} of a factor is zero. Replace a diagonal matrix by "
+            "scaling rows, a one-hot matrix by indexing, any other by a sparse matrix."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "ignored",
+        _on_operators(
+            "Drop the positions that do not affect the loss before {code}: at {share} of all positions the "
+            "gradient is zero (ignored labels, padding, unused outputs)."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "growing",
+        _on_operators(
+            "Collect the pieces in a list and concatenate them once, after the loop: each call of {code} copies "
+            "all pieces so far."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "order",
+        _on_operators(
+            "Multiply in the other order in {code}: A·(B·C) takes {share} fewer multiplications than (A·B)·C."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "unused_rows",
+        _on_operators(
+            "Give the embedding in {code} sparse gradients (sparse=True, with SparseAdam, Adagrad or SGD): "
+            "{share} of its rows are not used in a step, but the optimizer updates all rows."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "some_double",
+        _on_operators(
+            "Compute in float32: {code} produces float64 tensors (a NumPy array is float64 by default), and "
+            "float64 takes at least twice as long."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "figures",
+        _on_operators(
+            "Compute it less often, for example every 50 steps: training does not need the result of {code}, only"
+            " Python code reads it (a metric, for example)."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "scores",
+        _on_operators(
+            "Use fused attention at {code}: torch.nn.functional.scaled_dot_product_attention stores no scores "
+            "(nn.MultiheadAttention: need_weights=False; dropout on a CPU and some masks prevent it)."
+        ),
+        likely_share=0.7,
+    ),
     Remedy("groups", _groups_text, likely_share=0.8),
-    Remedy("looped", _looped_text, likely_share=0.8),
-    Remedy("gathered", _gathered_text, likely_share=0.8),
-    Remedy("copied", _copied_text, likely_share=0.6),
-    Remedy("side_work", _side_work_text, likely_share=0.6),
+    Remedy(
+        "looped",
+        _on_operators(
+            "Replace the loop at {code} by operators on whole tensors: it makes {operators:,} small calls that do"
+            " not depend on each other."
+        ),
+        likely_share=0.8,
+    ),
+    Remedy(
+        "gathered",
+        _on_operators(
+            "Apply the layer before rows are copied, and copy its results: {share} of the rows that {code} "
+            "multiplies by a weight are copies of others."
+        ),
+        likely_share=0.8,
+    ),
+    Remedy(
+        "copied",
+        _on_operators(
+            "Avoid the copies at {code}, such as contiguous(), clone(), a change of the type, or reshape() of a "
+            "permuted tensor: keep one layout and type."
+        ),
+        likely_share=0.6,
+    ),
+    Remedy(
+        "side_work",
+        _on_operators(
+            "Compute less in {code}, or less often: it runs no layers (costliest operator: {what})."
+        ),
+        likely_share=0.6,
+    ),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",
