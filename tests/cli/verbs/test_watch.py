@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -143,11 +144,13 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(tmp_path: Path, 
     left(tmp_path)
     status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
     looks = [0, 0]
+    one_writes = Lock()
 
     def sleep(seconds: float, number: int) -> None:  # of one who watches: the training writes once for both
-        looks[number] += 1
-        hours_ahead = status.model_copy(update={"written_s": time.time() + 7200.0 + looks[number]})
-        hours_ahead.model_copy(update={"ended": max(looks) >= 50}).write(tmp_path / STATUS)
+        with one_writes:  # else one of them could write again that the run goes on, after the other has ended it
+            looks[number] += 1
+            hours_ahead = status.model_copy(update={"written_s": time.time() + 7200.0 + looks[number]})
+            hours_ahead.model_copy(update={"ended": max(looks) >= 50}).write(tmp_path / STATUS)
         time.sleep(0.01)
 
     with ThreadPoolExecutor(2) as pool:
