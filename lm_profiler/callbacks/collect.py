@@ -419,6 +419,7 @@ def switches(loop: Loop) -> Settings:
         half_precision=units.half_precision,
         compiled=loop.is_compiled,
         num_workers=getattr(loader, "num_workers", None),
+        restarts_loader=loop.restarts_loader,
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(loop.ranks_of_host, 1), 1),

@@ -135,6 +135,10 @@ class HookedLoop:
         return seen or 1
 
     @property
+    def restarts_loader(self) -> bool | None:
+        return None if self.marks is None else self.marks.restarts_loader
+
+    @property
     def module(self) -> nn.Module:
         if len(self.modules) == 1:
             return _unwrapped(self.modules[0])

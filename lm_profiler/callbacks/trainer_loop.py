@@ -77,6 +77,10 @@ class TrainerLoop:
         return int(self.trainer.accumulate_grad_batches)
 
     @property
+    def restarts_loader(self) -> bool:
+        return False  # the Trainer keeps its iterator for an epoch
+
+    @property
     def module(self) -> LightningModule:
         module: LightningModule = self.trainer.lightning_module
         return module

@@ -45,6 +45,8 @@ class Settings(Part):
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
+    # whether nearly each step begins a new pass over the loader's data
+    restarts_loader: bool | None = None
     # whether the loader keeps its workers from epoch to epoch
     persistent_workers: bool | None = None
     cores: int | None = None  # CPU cores that this process may use for its loader

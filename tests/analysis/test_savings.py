@@ -543,6 +543,15 @@ def test_a_thread_that_works_in_the_data_phase_needs_no_more_workers(asleep_ms: 
     assert ("num_workers=0" in remedy_of(first, record)) == takes_over
 
 
+@pytest.mark.parametrize("workers, starts_workers", [(0, False), (2, True)])
+def test_a_loader_that_the_loop_restarts_needs_no_more_workers(workers: int, starts_workers: bool) -> None:
+    settings = Settings(num_workers=workers, cores=8, restarts_loader=True)
+    record = made({"data": 60.0}, settings=settings)
+    remedy = remedy_of(findings_of(record)[0], record)
+    assert remedy.startswith("Keep one iterator")
+    assert ("workers" in remedy) == starts_workers
+
+
 @pytest.mark.parametrize(
     "traced_s, name",
     [(0.030, "repeated_backward"), (0.002, "repeated")],

@@ -201,6 +201,48 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
+def next_of_new_iterator(rows: DataLoader[Any]) -> Iterator[Tensor]:
+    for _ in range(STEPS):
+        yield next(iter(rows))[0]
+
+
+def zipped_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
+    for _ in range(STEPS // 5):
+        short = DataLoader(rows.dataset, sampler=range(10), batch_size=2)
+        for (batch,), _other in zip(short, rows, strict=False):
+            yield batch
+
+
+def one_batch_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
+    single = DataLoader(rows.dataset, batch_size=40)
+    for _ in range(STEPS):
+        yield from (batch for (batch,) in single)
+
+
+def with_validation_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
+    batches = iter(rows)
+    for _ in range(STEPS):
+        with torch.no_grad():
+            for _ in rows:
+                pass
+        yield next(batches)[0]
+
+
+@pytest.mark.parametrize(
+    "batches, restarts",
+    [(next_of_new_iterator, True), (zipped_epochs, False), (one_batch_epochs, False), (with_validation_epochs, False)],
+)
+def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restarts: bool) -> None:
+    model, optimizer = trained()
+    rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
+    with profile_with(options(), [optimizer]) as run:
+        for batch in batches(rows):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.record.settings.restarts_loader is restarts
+
+
 def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer() -> None:
     model, optimizer = parts = trained()
     attributes = vars(model).keys() | vars(optimizer).keys()

@@ -433,6 +433,14 @@ def _plain_precision_text(finding: Finding, settings: Settings) -> str:
 
 def _input_text(finding: Finding, settings: Settings) -> str:
     """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
+    if settings.restarts_loader:
+        effect = "puts all samples in order again"
+        if settings.num_workers:
+            effect += " and starts all workers again"
+        return (
+            "Keep one iterator of the DataLoader and call next() on it: the program makes a new one for each batch, "
+            f"which {effect}."
+        )
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:

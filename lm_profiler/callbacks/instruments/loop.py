@@ -71,6 +71,10 @@ class Loop(Protocol):
         """The number of batches of one training step on one rank."""
 
     @property
+    def restarts_loader(self) -> bool | None:
+        """Whether nearly each step begins a new pass over a loader's data; None if it is unknown."""
+
+    @property
     def module(self) -> nn.Module:
         """The model as the program wrote it."""
 

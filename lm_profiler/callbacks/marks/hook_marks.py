@@ -33,6 +33,7 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
 from lm_profiler.callbacks.marks.step_counter import StepCounter
@@ -68,6 +69,10 @@ _NO_ITERATOR: Callable[[], Any] = ref(set())
 NESTED_DATA = (
     "run.data runs within another run.data: the batches of both are in the same steps"
 )
+
+# A loader is restarted by the loop if this share of the steps begins a pass, each of more than so many batches.
+_LARGE_SHARE_OF_STEPS = 0.8
+_FEW_BATCHES = 3
 
 # Hooks are added to the children of modules whose calls are not seen, down to this depth.
 _MOST_LEVELS = 3
@@ -162,6 +167,10 @@ class HookMarks:
         self._ended_steps = 0
         self._steps_with_loader = 0
         self._steps_with_forward = 0
+        # for ``restarts_loader``
+        self._ids_of_datasets: set[int] = set()  # of which a pass has begun
+        self._repeated_passes = 0  # begun over a dataset that had one before
+        self._finished_passes = 0  # in which the loop took all batches
         self._backwards_outside = 0
         self._calls_of_other_threads = 0
         self._reported_texts: set[str] = set()
@@ -193,6 +202,7 @@ class HookMarks:
         replace(torch.amp.GradScaler, "step", self._marked_scaler)
         for kind in loader_iterators():
             replace(kind, "__next__", self._marked_fetch)
+        replace(DataLoader, "__iter__", self._counted_pass)
 
     def see_host_batches(self, note: Callable[[Any], object]) -> None:
         """Do nothing: the loop moves its batches itself, and masks on a device are not read."""
@@ -396,8 +406,39 @@ class HookMarks:
             self.timeline.mark(tape.FAIL)
         self.timeline.mark(tape.LEAVE)
         if is_end_of_data:
+            self._finished_passes += 1
             self._go_outside(EPOCH)
             self._note_loop_end(iterator)
+
+    def _counted_pass(self, make_iterator: Function) -> Function:
+        """Return ``make_iterator``, a loader's ``__iter__``, with each pass over its data counted."""
+
+        def counted_pass(loader: Any) -> Any:
+            self._run_guarded(self._count_pass, loader)
+            return make_iterator(loader)
+
+        return counted_pass
+
+    def _count_pass(self, loader: Any) -> None:
+        """Count a pass over the data of ``loader`` if it is for training and repeats an earlier one."""
+        if self._is_unmarked() or self._is_validation(self.modules):
+            return
+        dataset_id = id(loader.dataset)
+        if dataset_id not in self._ids_of_datasets:
+            self._ids_of_datasets.add(dataset_id)
+        elif _has_several_batches(loader):
+            self._repeated_passes += 1
+
+    @property
+    def restarts_loader(self) -> bool | None:
+        """Whether the program begins a pass over a loader's data for nearly each step, and leaves it before its end.
+
+        ``next(iter(loader))`` in a loop does this. None without a loader.
+        """
+        if self._steps_with_loader == 0:
+            return None
+        abandoned_passes = self._repeated_passes - self._finished_passes
+        return abandoned_passes >= _LARGE_SHARE_OF_STEPS * self._steps_with_loader
 
     def _note_loop_begin(self, iterator: Any) -> None:
         """Note which loop fetches a batch now.
@@ -763,6 +804,14 @@ class HookMarks:
             self._report_once(
                 f"no batch came from a DataLoader, so the time of data is in other: {hint}"
             )
+
+
+def _has_several_batches(loader: Any) -> bool:
+    """Return whether a pass over ``loader`` is known to have more than a few batches."""
+    try:
+        return len(loader) > _FEW_BATCHES
+    except TypeError:  # the length of an iterable dataset may be unknown
+        return False
 
 
 def _autocast_of(module: nn.Module) -> Autocast:
