@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from lm_profiler.record.operator_calls import StepCalls
 
 _OPTIMIZER = "optimizer"
-_MANY_ZERO_ROWS = 0.95  # share of a table's rows that the step does not use
+_MANY_UNUSED_ROWS = 0.95  # share of a table's rows that the step does not use
 # share of all parameters: for a smaller table, the optimizer spends most of its time on the other parameters
 _LARGE_TABLE = 0.3
 # beginnings of the names of operators that update all parameters at once
@@ -15,34 +16,37 @@ _JOINT_NAMES = ("aten::_foreach", "aten::_fused")
 
 
 def calls_for_unused_rows(step: StepCalls) -> dict[int, float]:
-    """Return the calls that compute the gradient of such a table, and the optimizer's calls that use it.
+    """Return the calls that compute the gradient of a large table with few used rows, and its optimizer's calls.
 
     Returns:
         by the number of the call, the share of its work that is spent on rows that the step does not use.
     """
-    shares: dict[int, float] = {}
+    unused_shares: defaultdict[int, float] = defaultdict(float)
     for number, call in enumerate(step.calls):
+        unused_rows = call.zero_rows  # a share; the gradient of an unused row is zero
         share_of_parameters = call.elements / max(step.trained_elements, call.elements)
-        if call.zero_rows < _MANY_ZERO_ROWS or share_of_parameters < _LARGE_TABLE:
+        is_large = share_of_parameters >= _LARGE_TABLE
+        if unused_rows < _MANY_UNUSED_ROWS or not is_large:
             continue
-        shares[number] = call.zero_rows
-        for update in _calls_of_optimizer(step, number):
-            updates_all = step.calls[update].name.startswith(_JOINT_NAMES)
-            share_of_table = share_of_parameters if updates_all else 1.0
-            # one call may update several such tables
-            shares[update] = shares.get(update, 0.0) + call.zero_rows * share_of_table
-    return shares
+        unused_shares[number] = unused_rows
+        for update in _optimizer_calls_on(step, number):
+            updates_all_parameters = step.calls[update].name.startswith(_JOINT_NAMES)
+            table_share = share_of_parameters if updates_all_parameters else 1.0
+            # added, because one call may update several such tables
+            unused_shares[update] += unused_rows * table_share
+    return dict(unused_shares)
 
 
-def _calls_of_optimizer(step: StepCalls, gradient: int) -> Iterator[int]:
-    """Yield the optimizer's calls that read or write a gradient, or tensors computed from it, such as moments.
+def _optimizer_calls_on(step: StepCalls, gradient_call: int) -> Iterator[int]:
+    """Yield the numbers of the optimizer's calls that read or write a gradient, or what was computed from it.
 
-    ``gradient`` is the number of the call that computes it.
+    That includes the optimizer's moments. ``gradient_call`` is the number of the call that computes the gradient.
     """
-    storages = set(step.calls[gradient].writes)
-    for number in range(gradient + 1, len(step.calls)):
+    # the storages of the gradient, and of what was computed from it so far
+    storages = set(step.calls[gradient_call].writes)
+    for number in range(gradient_call + 1, len(step.calls)):
         call = step.calls[number]
-        is_of_table = not storages.isdisjoint((*call.reads, *call.writes))
-        if call.phase == _OPTIMIZER and is_of_table:
+        uses_gradient = not storages.isdisjoint((*call.reads, *call.writes))
+        if call.phase == _OPTIMIZER and uses_gradient:
             storages.update(call.writes)
             yield number

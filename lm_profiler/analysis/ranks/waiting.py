@@ -56,11 +56,13 @@ class Calls:
         return np.asarray(members_came_ns.max(axis=1))
 
     def sorted_by_release(self, begin_ns: int, end_ns: int) -> Calls:
-        """Return the calls that released their ranks between two instants, in the order of the release."""
-        released_ns = self.released_ns
-        # this order agrees with the order of the calls on each rank
-        order = released_ns.argsort(kind="stable")
-        is_in_time = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
+        """Return the calls that released their ranks between two instants, in the order of the release.
+
+        This order agrees with the order of the calls on each rank.
+        """
+        order = self.released_ns.argsort(kind="stable")
+        sorted_ns = self.released_ns[order]
+        is_in_time = (sorted_ns >= begin_ns) & (sorted_ns <= end_ns)
         order = order[is_in_time]
         names = [self.names[call] for call in order.tolist()]
         return Calls(
@@ -75,8 +77,8 @@ class Calls:
 class RanksWork:
     """Own work and waiting of R ranks, and what fixing slow ranks would save.
 
-    Time is cut into K cells: wherever a step begins or ends, and wherever all ranks meet, which is a call in which all
-    wait for the last one. The cells between two meetings are a segment. Within a segment no rank waits for another.
+    Time is cut into K slices: wherever a step begins or ends, and wherever all ranks meet, which is a call in which all
+    wait for the last one. The slices between two meetings are a segment. Within a segment no rank waits for another.
     """
 
     steps: Instants  # numbers of the steps that all ranks have
@@ -87,33 +89,37 @@ class RanksWork:
     waiting_s: Seconds
     # [rank, step] the waiting in the part ``OUTSIDE``
     waiting_outside_s: Seconds
-    # returns [K, R] the own work of each cell in a part; None: in all parts
-    in_part: Callable[[int | None], Seconds]
-    # [K] the index of the step that the cell is in, or before which it is; -1 if the steps around it are not successive
-    step_of_cell: NDArray[np.int64]
-    # the index of the first cell of each segment
+    # returns [K, R] the own work of each rank in a part, by time slice; None: in all parts
+    own_in_slices_s: Callable[[int | None], Seconds]
+    # [K] the index of the step that the slice is in, or before which it is; -1 if the steps around it are not
+    # successive
+    step_of_slice: NDArray[np.int64]
+    # the index of the first slice of each segment
     segment_begins: NDArray[np.int64]
     # [rank, step] how long the other ranks waited for this one, on average over them
     caused_s: Seconds = field(init=False)
-    _cells_s: Seconds = field(init=False)  # [K, R] own work in all parts
+    _all_own_s: Seconds = field(init=False)  # [K, R] own work in all parts
     _run_s: float = field(init=False)  # the duration of all segments
 
     def __post_init__(self) -> None:
-        self._cells_s = self.in_part(None)
-        self._run_s = self._duration_s(self._cells_s)
+        self._all_own_s = self.own_in_slices_s(None)
+        self._run_s = self._duration_s(self._all_own_s)
         self.caused_s = self._waits_caused_s()
 
     def _waits_caused_s(self) -> Seconds:
         """Return [rank, step] how long the others waited on average because this rank was the last to end a segment."""
-        # [segment, rank]; the last segment does not end with a meeting
-        segments_s = np.add.reduceat(self._cells_s, self.segment_begins, axis=0)[:-1]
+        # [segment, rank] own work
+        segments_s = np.add.reduceat(self._all_own_s, self.segment_begins, axis=0)
+        segments_s = segments_s[:-1]  # the last segment does not end with a meeting
         ranks = segments_s.shape[1]
+        # [segment] the rank with the most work, and how long the others waited for it
         last_rank = segments_s.argmax(axis=1)
         all_waits_s = segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)
         mean_wait_s = all_waits_s / (ranks - 1)
 
-        last_cells = self.segment_begins[1:] - 1
-        step_of_segment = self.step_of_cell[last_cells]
+        # a segment counts for the step in which it ends
+        last_slices = self.segment_begins[1:] - 1
+        step_of_segment = self.step_of_slice[last_slices]
         is_in_step = step_of_segment >= 0
         rank_and_step = (last_rank[is_in_step], step_of_segment[is_in_step])
         caused_s = np.zeros(self.own_s.shape[:2])
@@ -133,55 +139,70 @@ class RanksWork:
         their fastest step, and so on. The order of its short and long steps stays, so that ranks still differ from each
         other in single steps, and still wait.
         """
-        cells_s = self._cells_s.copy()
         slow_by_part = defaultdict[int, list[SlowCandidate]](list)
         for candidate in slow:
             slow_by_part[candidate.part].append(candidate)
+
+        remaining_s = self._all_own_s.copy()  # [K, R]
         for part, slow_in_part in slow_by_part.items():
             slow_indices = {candidate.rank for candidate in slow_in_part}
+            # all candidates of a part were compared with the same ranks
             fast_indices = sorted(set(slow_in_part[0].fast_ranks) - slow_indices)
-            # [fast rank, step] sorted, then (steps,) the time of the fastest step, of the second fastest, …
+            # [fast rank, step], each rank's steps from the shortest to the longest
             fast_sorted_s = np.sort(self.own_s[fast_indices, :, part], axis=1)
-            usual_s = np.median(fast_sorted_s, axis=0)
+            # [step] the usual time of a rank's shortest step, of its second shortest, …
+            usual_sorted_s = np.median(fast_sorted_s, axis=0)
             for candidate in slow_in_part:
-                saved_s = self._saved_in_cells_s(candidate.rank, part, usual_s)
-                cells_s[:, candidate.rank] -= saved_s
-        return self._saved_s(cells_s)
+                rank = candidate.rank
+                remaining_s[:, rank] -= self._saved_in_slices_s(
+                    rank, part, usual_sorted_s
+                )
+        return self._saved_s(remaining_s)
 
-    def _saved_in_cells_s(self, rank: int, part: int, usual_s: Seconds) -> Seconds:
-        """Return [K] how much shorter each cell becomes if the rank's steps, sorted by length, take ``usual_s``."""
+    def _saved_in_slices_s(
+        self, rank: int, part: int, usual_sorted_s: Seconds
+    ) -> Seconds:
+        """Return [K] how much shorter each time slice becomes on a rank that takes the usual time in ``part``.
+
+        ``usual_sorted_s`` is [step] the usual time of a rank's shortest step, of its second shortest, and so on.
+        """
         own_s = self.own_s[rank, :, part]
-        place_by_length = own_s.argsort(kind="stable").argsort()
-        saved_by_step_s = own_s - usual_s[place_by_length]
-        has_work = own_s > 0
-        # the share of each step's own work in this part
-        shares = np.divide(
-            saved_by_step_s, own_s, out=np.zeros_like(own_s), where=has_work
+        position_by_length = own_s.argsort(kind="stable").argsort()
+        saved_by_step_s = own_s - usual_sorted_s[position_by_length]
+        # [step] the share of the own work that is saved; 0 without any work
+        saved_shares = np.divide(
+            saved_by_step_s, own_s, out=np.zeros_like(own_s), where=own_s > 0
         )
 
-        is_in_step = self.step_of_cell >= 0
-        saved_s = self.in_part(part)[:, rank].copy()
-        saved_s[is_in_step] *= shares[self.step_of_cell[is_in_step]]
+        is_in_step = self.step_of_slice >= 0
+        saved_s = self.own_in_slices_s(part)[:, rank].copy()
+        saved_s[is_in_step] *= saved_shares[self.step_of_slice[is_in_step]]
         saved_s[~is_in_step] = 0.0
         return saved_s
 
     def saved_if_even_s(self, part: int) -> float:
-        """Return the seconds saved per step if in each cell all ranks took the time of the median rank in ``part``.
+        """Return the seconds saved per step if all ranks took as long as the median rank in ``part``.
 
-        With an even number of ranks it is the lower median: with two, the time of the faster rank.
+        The median is of each time slice; a slice lies within a step, and no rank waits in it. With an even number of
+        ranks it is the lower median: with two, the time of the faster rank.
         """
-        part_s = self.in_part(part)
+        # [time slice, rank]
+        part_s = self.own_in_slices_s(part)
         median_s = np.quantile(part_s, 0.5, axis=1, method="lower")
-        even_cells_s = self._cells_s - part_s + median_s[:, None]
-        return self._saved_s(even_cells_s)
+        other_parts_s = self._all_own_s - part_s
+        return self._saved_s(other_parts_s + median_s[:, None])
 
-    def _saved_s(self, cells_s: Seconds) -> float:
-        """Return the seconds saved per step if the own work were ``cells_s``."""
-        return (self._run_s - self._duration_s(cells_s)) / len(self.steps)
+    def _saved_s(self, own_s: Seconds) -> float:
+        """Return the seconds saved per step if the own work were ``own_s`` [time slice, rank]."""
+        saved_in_run_s = self._run_s - self._duration_s(own_s)
+        return saved_in_run_s / len(self.steps)
 
-    def _duration_s(self, cells_s: Seconds) -> float:
-        """Return the duration of the run if the own work is ``cells_s``: the slowest rank ends each segment."""
-        positive_s = np.maximum(cells_s, 0.0)
+    def _duration_s(self, own_s: Seconds) -> float:
+        """Return the duration of the run if the own work is ``own_s`` [time slice, rank].
+
+        A segment takes as long as the rank with the most own work in it.
+        """
+        positive_s = np.maximum(own_s, 0.0)
         segments_s = np.add.reduceat(positive_s, self.segment_begins, axis=0)
         return float(segments_s.max(axis=1).sum())
 
@@ -213,9 +234,7 @@ def work_of(
     marks = np.stack(marks_by_rank, axis=1)
     parts = np.stack(parts_by_rank, axis=1)
     waits_ns, all_ranks_wait = _waits(calls, tracks, marks, parts, overlap)
-    ends_ns, step_of_cell, segment_begins = _cut_into_cells(
-        tracks, steps, calls.came_ns[all_ranks_wait]
-    )
+    slices = _cut_into_slices(tracks, steps, calls.came_ns[all_ranks_wait])
 
     own_s = []
     waiting_s = []
@@ -235,28 +254,31 @@ def work_of(
         waiting_outside_s.append(waited_ns[:, OUTSIDE] * 1e-9)
 
     @cache
-    def in_part(part: int | None) -> Seconds:
-        cells_s = []
+    def own_in_slices_s(part: int | None) -> Seconds:
+        by_rank_s = []
         for rank, track in enumerate(tracks):
-            cells_s.append(_own_s(track, ends_ns[:, rank], calls_by_rank[rank], part))
-        return np.stack(cells_s, axis=1)
+            ends_ns = slices.ends_ns[:, rank]
+            by_rank_s.append(_own_s(track, ends_ns, calls_by_rank[rank], part))
+        return np.stack(by_rank_s, axis=1)
 
     return RanksWork(
         steps=steps,
         own_s=np.stack(own_s),
         waiting_s=np.stack(waiting_s),
         waiting_outside_s=np.stack(waiting_outside_s),
-        in_part=in_part,
-        step_of_cell=step_of_cell,
-        segment_begins=segment_begins,
+        own_in_slices_s=own_in_slices_s,
+        step_of_slice=slices.steps,
+        segment_begins=slices.segment_begins,
     )
 
 
 def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
     """Return [step, part] how long a rank waited."""
-    next_ends = np.searchsorted(track.end_ns, calls.came_ns, "left")
-    step_of_call = np.clip(next_ends, 0, steps - 1)
+    # a call between two steps belongs to the later one
+    step_of_call = np.searchsorted(track.end_ns, calls.came_ns, "left")
+    step_of_call = np.clip(step_of_call, 0, steps - 1)
     parts = OUTSIDE + 1
+    # one number for a step and a part, so that bincount sums over both
     step_and_part = step_of_call * parts + calls.parts
     waited_ns = np.bincount(step_and_part, calls.waited_ns, steps * parts)
     return np.asarray(waited_ns.reshape(steps, parts), dtype=np.float64)
@@ -265,19 +287,20 @@ def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
 def _own_s(
     track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None
 ) -> Seconds:
-    """Return [K] one rank's own work in ``part`` (None: in all parts), in the cells that end at ``ends_ns``."""
-    cell_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
-    is_counted = cell_of_call < len(ends_ns)
-    # [K] the time in the part until the end of each cell
+    """Return [K] one rank's own work in ``part`` (None: in all parts), in the time slices that end at ``ends_ns``."""
+    slice_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
+    is_counted = slice_of_call < len(ends_ns)
+    # [K] the time in the part until the end of each slice
     if part is None:
         until_ns = ends_ns - ends_ns[0]
     else:
         is_counted &= calls.parts == part
         until_ns = track.in_part_until_ns(part, ends_ns)
-    waits_ns = np.bincount(
-        cell_of_call[is_counted], calls.waited_ns[is_counted], len(ends_ns)
-    )
+    # [K] the time in the part within each slice (0 in the first), and how much of it was waiting
     spent_ns = np.diff(until_ns, prepend=until_ns[0])
+    waits_ns = np.bincount(
+        slice_of_call[is_counted], calls.waited_ns[is_counted], len(ends_ns)
+    )
     own_ns = np.maximum(spent_ns - waits_ns, 0.0)
     return np.asarray(own_ns * 1e-9)
 
@@ -288,8 +311,10 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
     A call that is missing on some rank of its group is left out, because the last arrival is unknown.
     """
     first_calls = timelines[0].collectives
-    are_equal = all(timeline.collectives == first_calls for timeline in timelines[1:])
-    calls = _equal_calls(timelines) if are_equal else _matched_calls(timelines)
+    if all(timeline.collectives == first_calls for timeline in timelines[1:]):
+        calls = _equal_calls(timelines)
+    else:
+        calls = _matched_calls(timelines)
     begin_ns = min(track.begin_ns[0] for track in tracks)
     end_ns = max(track.end_ns[-1] for track in tracks)
     return calls.sorted_by_release(begin_ns, end_ns)
@@ -329,11 +354,13 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
 
     complete_keys = []
     for key in names:
-        ranks = ranks_of_group[key[0]]
+        group, _ = key
+        ranks = ranks_of_group[group]
         has_all_ranks = all(key in indices_by_rank[rank] for rank in ranks)
         if len(ranks) > 1 and has_all_ranks:
             complete_keys.append(key)
 
+    # a row for each complete call
     shape = (len(complete_keys), len(timelines))
     members = np.zeros(shape, dtype=bool)
     came_ns = np.zeros(shape, dtype=np.int64)
@@ -342,7 +369,8 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
         rows = []
         indices_of_rows = []
         for row, key in enumerate(complete_keys):
-            if rank in ranks_of_group[key[0]]:
+            group, _ = key
+            if rank in ranks_of_group[group]:
                 rows.append(row)
                 indices_of_rows.append(indices_by_rank[rank][key])
         members[rows, rank] = True
@@ -421,7 +449,8 @@ def _calls_waited_for(
     part = parts[all_calls, first_member]
     is_waited_for = np.ones(count, dtype=bool)
     if overlap:
-        # Only the last call of each backward pass is waited for: a call is not if the next one is of the same pass.
+        # Only the last call of each backward pass is waited for: a call is not if the next one is of the same pass,
+        # which has the same mark.
         backward_calls = np.flatnonzero(part == BACKWARD)
         call, next_call = backward_calls[:-1], backward_calls[1:]
         is_same_rank = first_member[call] == first_member[next_call]
@@ -432,9 +461,11 @@ def _calls_waited_for(
     for index in np.flatnonzero(is_waited_for).tolist():
         calls_by_name_and_part[calls.names[index], int(part[index])].append(index)
     for (name, _), similar_calls in calls_by_name_and_part.items():
-        if has_early_rank[similar_calls].mean() > _MOST_EARLY_CALLS:
-            # Such calls do not block, except that in a broadcast, ranks wait until they have received the data.
-            is_waited_for[similar_calls] = ":broadcast" in name
+        early_share = has_early_rank[similar_calls].mean()
+        if early_share > _MOST_EARLY_CALLS:
+            # Such calls do not make ranks wait for the last one, except that in a broadcast, ranks wait for the data.
+            is_broadcast = ":broadcast" in name
+            is_waited_for[similar_calls] = is_broadcast
     return is_waited_for
 
 
@@ -455,7 +486,7 @@ def _next_events(
 def _timed_waits(
     is_waited_for: Flags, came_ns: Instants, measured_ns: Instants
 ) -> Instants:
-    """Return [C, R]: how long each of R ranks waited in each of C calls timed on a stream, without hidden time.
+    """Return [C, R] how long each rank waited in each of C calls that were timed on a stream.
 
     The calls run one after another on a stream of their own. During a call that is not waited for, the rank computes;
     if the call has not ended by the next call that is waited for, the rest of its time counts there. Negative values of
@@ -464,28 +495,30 @@ def _timed_waits(
     waits_ns = np.zeros_like(came_ns)
     # [R] when the stream of calls is done with all calls since the last one that was waited for
     queue_end_ns = np.full(came_ns.shape[1], _NEVER_YET)
-    for call, is_measured in enumerate(measured_ns >= 0):
+    for call, call_measured_ns in enumerate(measured_ns):
+        is_measured = call_measured_ns >= 0  # [R]
         begin_ns = np.maximum(queue_end_ns, came_ns[call])
-        end_ns = begin_ns + measured_ns[call]
+        end_ns = begin_ns + call_measured_ns
         queue_end_ns = np.where(is_measured, end_ns, queue_end_ns)
         if is_waited_for[call]:
-            waits_ns[call] = np.where(is_measured, queue_end_ns - came_ns[call], 0)
+            until_end_ns = queue_end_ns - came_ns[call]
+            waits_ns[call] = np.where(is_measured, until_end_ns, 0)
             queue_end_ns[:] = _NEVER_YET
     return waits_ns
 
 
-class _Cells(NamedTuple):
-    """The K cells into which the time of R ranks is cut. A segment lies between two meetings of all ranks."""
+class _Slices(NamedTuple):
+    """The K slices into which the time of R ranks is cut. A segment lies between two meetings of all ranks."""
 
-    ends_ns: Instants  # [K, R] when each cell ends on each rank
-    steps: NDArray[np.int64]  # [K] the index of the cell's step, or -1
-    segment_begins: NDArray[np.int64]  # the index of the first cell of each segment
+    ends_ns: Instants  # [K, R] when each slice ends on each rank
+    steps: NDArray[np.int64]  # [K] the index of the slice's step, or -1
+    segment_begins: NDArray[np.int64]  # the index of the first slice of each segment
 
 
-def _cut_into_cells(
+def _cut_into_slices(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
-) -> _Cells:
-    """Cut the time of R ranks into K cells: at the end and the begin of each step, and where all ranks meet.
+) -> _Slices:
+    """Cut the time of R ranks into K slices: at the end and the begin of each step, and where all ranks meet.
 
     Args:
         tracks: the marks of each rank.
@@ -494,33 +527,34 @@ def _cut_into_cells(
     """
     begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
     end_ns = np.stack([track.end_ns for track in tracks], axis=1)
-    # the points at which cells end: first the ends of the steps, then their begins, then the meetings
+    # the points at which slices end: first the ends of the steps, then their begins, then the meetings
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
+    # in the order in which the last rank reaches them
     order = points_ns.max(axis=1).argsort(kind="stable")
     is_meeting = order >= len(end_ns) + len(begin_ns)
-    # a segment begins with the cell after a meeting
+    # a segment begins with the slice after a meeting
     segment_begins = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
-    return _Cells(points_ns[order], _steps_of_cells(order, steps), segment_begins)
+    return _Slices(points_ns[order], _steps_of_slices(order, steps), segment_begins)
 
 
-def _steps_of_cells(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:
-    """Return [K] the index of the step of each cell; -1 between steps that are not successive.
+def _steps_of_slices(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:
+    """Return [K] the index of the step of each slice; -1 between steps that are not successive.
 
-    ``points`` has the point at which each cell ends. With n ``steps``, point i is the end of step i, point n + i is its
-    begin, and points from 2 n on are meetings.
+    ``points`` has the point at which each slice ends. With n ``steps``, point i is the end of step i, point n + i is
+    its begin, and points from 2 n on are meetings.
     """
     count = len(steps)
     is_next_measured = np.append(np.diff(steps) == 1, False)
-    step_of_cell = np.full(len(points), -1, dtype=np.int64)
+    step_of_slice = np.full(len(points), -1, dtype=np.int64)
     current_step = -1
-    for cell, point in enumerate(points.tolist()):
+    for index, point in enumerate(points.tolist()):
         is_end = point < count
         is_begin = count <= point < 2 * count
         if is_end:
-            step_of_cell[cell] = point
+            step_of_slice[index] = point
             current_step = point + 1 if is_next_measured[point] else -1
             continue
-        step_of_cell[cell] = current_step
+        step_of_slice[index] = current_step
         if is_begin:
             current_step = point - count
-    return step_of_cell
+    return step_of_slice

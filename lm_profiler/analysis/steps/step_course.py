@@ -65,9 +65,8 @@ FEWEST_TO_SHUFFLE = 20
 class Course:
     """The fitted course of a series of n values."""
 
-    edges: tuple[
-        int, ...
-    ]  # the indices at which segments begin (0 first), and n at the end
+    # the indices at which segments begin (0 first), and n at the end
+    edges: tuple[int, ...]
     levels: tuple[float, ...]  # the mean of each segment, without ``trend``
     trend: Series  # (n,) what a line or a decay adds to the level, with mean 0; zeros if there is none
     # (n,) for a decay: the excess of each value over the level to which the series decays
@@ -117,7 +116,8 @@ def find_course(values: Series, smallest: float) -> Course:
     trend = _find_trend(means)
     gains_more = trend.gain - _TREND_COST > levels_gain
     is_large = abs(trend.values[-1] - trend.values[0]) >= smallest
-    if not gains_more or not is_large:
+    is_trend = gains_more and is_large
+    if not is_trend:
         edges = (0, *(block * cut for cut in cuts), count)
         return Course(
             edges, levels=_means_between(values, edges), trend=np.zeros(count)
@@ -128,7 +128,7 @@ def find_course(values: Series, smallest: float) -> Course:
     centred_trend = trend_by_value - trend_by_value.mean()
     edges = (0, count)
     levels = _means_between(values - centred_trend, edges)
-    excess = trend_by_value if trend.dies_away else None
+    excess = trend_by_value if trend.is_decay else None
     return Course(edges, levels, centred_trend, excess)
 
 
@@ -226,8 +226,9 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
     mean_scores, posterior = _averaged(np.array(score_rows))
     gains = mean_scores[0] - mean_scores
     margins = gains - _needed_gains(values.size, most_changes)
-    margins[0] = 0.0
+    margins[0] = 0.0  # a single level needs no gain
     best = int(margins.argmax())
+    # the cuts depend on the coefficient
     likeliest_coefficient = int(posterior[:, best].argmax())
     best_cuts = candidate_rows[likeliest_coefficient][best]
     cuts = _clear_cuts(centred, best_cuts, smallest)
@@ -240,9 +241,10 @@ def _clear_cuts(values: Series, cuts: Sequence[int], smallest: float) -> list[in
     """Return the ``cuts`` whose change of level is at least ``smallest``, and large compared with the noise around."""
     clear_cuts = list(cuts)
     while clear_cuts:
-        edges = [0, *clear_cuts, values.size]
         clearness = []
-        for begin, cut, end in zip(edges, clear_cuts, edges[2:], strict=False):
+        begins = [0, *clear_cuts[:-1]]
+        ends = [*clear_cuts[1:], values.size]
+        for begin, cut, end in zip(begins, clear_cuts, ends, strict=True):
             earlier = values[begin:cut]
             later = values[cut:end]
             clearness.append(_clearness(earlier, later, values.size, smallest))
@@ -331,12 +333,13 @@ def _sums_around(sums: Series) -> Series:
 class _SegmentCosts:
     """Sums over every segment of a series of n values, whitened for AR(1) noise; from these, the best segmentations.
 
-    Whitening subtracts from each value the coefficient times the value before it. It starts again in each segment, so
-    that a segment's first value is not whitened. Arrays are (n, n + 1): row b, column e belong to the segment [b, e).
+    Whitening subtracts from each value the coefficient times the value before it. It starts again in each segment: a
+    segment's first value is only scaled, so that all whitened values have the same variance. Arrays are (n, n + 1): row
+    b, column e belong to the segment [b, e).
     """
 
     count: int  # the number of values, n
-    # the weight of a segment's first value, relative to the others: 1 - coefficient squared
+    # the square of the factor that scales a segment's first value: 1 - coefficient squared
     first_weight: float
     squares: Series  # the sum of squares of the whitened values
     sums: Series  # the sum of the products of the whitened values with a whitened 1
@@ -344,30 +347,24 @@ class _SegmentCosts:
 
     @classmethod
     def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
-        """Return the sums over all segments of ``values``, as differences of cumulative sums."""
-        count = values.size
-        whitened_one = 1.0 - coefficient
-        first_weight = 1.0 - coefficient**2
-
-        # (n + 1,) at index i, the sum over the whitened values with indices 1 to i - 1
+        """Return the sums over all segments of ``values``."""
+        # all values of a segment except the first: a 1, whitened, is 1 - coefficient
         whitened = values[1:] - coefficient * values[:-1]
-        sums_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
-        squares_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
+        whitened_one = 1.0 - coefficient
+        later_sums = whitened_one * _sums_without_first(whitened)
+        later_squares = _sums_without_first(whitened**2)
 
-        # sums over all values of a segment except the first
-        second_indices = np.arange(1, count + 1)
-        sums_before_second = sums_before[second_indices][:, None]
-        squares_before_second = squares_before[second_indices][:, None]
-        later_sums = sums_before[None, :] - sums_before_second
-        later_squares = squares_before[None, :] - squares_before_second
-        # what the first value adds
-        first_sums = (first_weight * values)[:, None]
-        first_squares = (first_weight * values * values)[:, None]
-
-        sums = whitened_one * later_sums + first_sums
-        squares = later_squares + first_squares
-        weights = _segment_weights(count, coefficient)
-        return cls(count, first_weight, squares, sums, weights)
+        # The first value of a segment, and the 1 for it, are scaled by the square root of ``first_weight``.
+        first_weight = 1.0 - coefficient**2
+        first_sums = first_weight * values
+        first_squares = first_weight * values * values
+        return cls(
+            count=values.size,
+            first_weight=first_weight,
+            squares=later_squares + first_squares[:, None],
+            sums=later_sums + first_sums[:, None],
+            weights=_segment_weights(values.size, coefficient),
+        )
 
     @cached_property
     def _residuals(self) -> Series:
@@ -386,7 +383,7 @@ class _SegmentCosts:
         log_weights = self.weights.log_weights
         ends = np.arange(count + 1)
 
-        # (n + 1,) of the best division of the values before each end
+        # (n + 1,) of the best division of the values before each end; for one level, that is the segment from 0 on
         best_residuals = residuals[0]
         best_log_weights = log_weights[0]
         last_cuts: list[NDArray[np.intp]] = []
@@ -395,9 +392,9 @@ class _SegmentCosts:
         for levels in range(1, most_changes + 2):
             if levels > 1:
                 # (n, n + 1) by the last cut and the end
-                sums = best_residuals[:count, None] + residuals
-                last_cut = sums.argmin(axis=0)
-                best_residuals = sums[last_cut, ends]
+                residuals_by_cut = best_residuals[:count, None] + residuals
+                last_cut = residuals_by_cut.argmin(axis=0)
+                best_residuals = residuals_by_cut[last_cut, ends]
                 best_log_weights = (
                     best_log_weights[last_cut] + log_weights[last_cut, ends]
                 )
@@ -448,6 +445,18 @@ class _SegmentCosts:
         return log_variances - segments * math.log(self.first_weight) + log_weight
 
 
+def _sums_without_first(whitened: Series) -> Series:
+    """Return (n, n + 1) the sums over the values of each segment except its first one.
+
+    ``whitened`` has n - 1 values: there is none for the first value of the series.
+    """
+    # (n + 1,) at index i, the sum over the values of the series with the indices 1 to i - 1
+    sums_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
+    sums_before_end = sums_before[None, :]
+    sums_before_second = sums_before[1:, None]
+    return np.asarray(sums_before_end - sums_before_second)
+
+
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
     """Return the cuts of the best segmentation of all ``count`` values.
 
@@ -471,12 +480,15 @@ def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
     Returns:
         (…) the scores of the averaged likelihoods, and (coefficients, …) the posterior probability of each coefficient.
     """
-    best_scores = scores.min(axis=0)
-    prior_by_row = prior.reshape(-1, *[1] * (scores.ndim - 1))
     # likelihoods relative to that of the best coefficient, because they would underflow otherwise
-    weighted = np.exp(-0.5 * (scores - best_scores)) * prior_by_row
+    best_scores = scores.min(axis=0)
+    likelihoods = np.exp(-0.5 * (scores - best_scores))
+    other_axes = tuple(range(1, scores.ndim))
+    weighted = likelihoods * np.expand_dims(prior, other_axes)
     totals = weighted.sum(axis=0)
-    return best_scores - 2.0 * np.log(totals), weighted / totals
+    mean_scores = best_scores - 2.0 * np.log(totals)
+    posterior = weighted / totals
+    return mean_scores, posterior
 
 
 # -- lines and decays --------------------------------------------------------------------------------------------------
@@ -488,7 +500,7 @@ class _Trend:
 
     gain: float  # how much better the trend fits than a single level
     values: Series  # (n,) for a line, relative to its mean; for a decay, the excess over its final level
-    dies_away: bool  # whether it is a decay
+    is_decay: bool
 
 
 def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Trend:
@@ -497,7 +509,8 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     The likelihood is averaged over the first ``coefficients`` AR(1) coefficients (1: independent noise only).
     """
     centred = values - np.median(values)
-    shapes, dies_away = _unit_shapes(values.size)
+    shapes, is_decay = _unit_shapes(values.size)
+    # the fit of a level alone, and of a level plus each shape, by coefficient
     level_scores = np.empty(coefficients)
     shape_scores = np.empty((coefficients, len(shapes)))
     slopes = np.empty((coefficients, len(shapes)))
@@ -512,13 +525,11 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     mean_slopes = (posterior * slopes).sum(axis=0)
     gains = mean_level_score - mean_shape_scores
     # A decay with a negative slope rises to its final level, which is not a warm-up.
-    rises_to_level = dies_away & (mean_slopes <= 0)
+    rises_to_level = is_decay & (mean_slopes <= 0)
     gains[rises_to_level] = -np.inf
     best = int(gains.argmax())
     trend = mean_slopes[best] * shapes[best]
-    return _Trend(
-        gain=float(gains[best]), values=trend, dies_away=bool(dies_away[best])
-    )
+    return _Trend(gain=float(gains[best]), values=trend, is_decay=bool(is_decay[best]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lm_profiler.analysis.steps.statistics import Series, noise_of
 
 _LONGEST_PERIOD = 50  # in steps
 _REPEATS = 3  # a period must be repeated at least this often
-_FEWEST_SLOW = 4  # at least this many steps must differ from the others
+_FEWEST_DIFFERENT = 4  # at least this many steps must differ from the others
 # what a split of the phases into two classes must gain: from simulation, see benchmarks/statistics
 _NEEDED_GAIN = 28.0
 # The pattern has the shortest period whose best split gains this share of what the best split of any period gains.
@@ -62,13 +62,13 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     for _ in range(period):
         if split.gain < _NEEDED_GAIN or not _separates(split, unexplained):
             break
-        is_slow = split.is_slow(unexplained.size)
-        base = np.median(unexplained[~is_slow])
-        difference = float(np.median(unexplained[is_slow]) - base)
+        is_minority = split.is_minority(unexplained.size)
+        base = np.median(unexplained[~is_minority])
+        difference = float(np.median(unexplained[is_minority]) - base)
         if abs(difference) < smallest / 2:
             break
-        unexplained[is_slow] -= difference
-        offsets[list(split.phases)] += difference
+        unexplained[is_minority] -= difference
+        offsets[list(split.minority)] += difference
         split = _best_split(unexplained, period)
 
     if np.ptp(offsets) < smallest:
@@ -86,11 +86,13 @@ class _Split:
 
     gain: float
     period: int
-    phases: tuple[int, ...]  # the phases of the smaller class; the others are the base
+    # the phases of the smaller class, whose steps are usually slower; the other phases are the base
+    minority: tuple[int, ...]
 
-    def is_slow(self, count: int) -> NDArray[np.bool_]:
-        """Return (count,) which values belong to ``phases``."""
-        return np.isin(np.arange(count) % self.period, self.phases)
+    def is_minority(self, count: int) -> NDArray[np.bool_]:
+        """Return (count,) which values are in the phases of the minority."""
+        phases = np.arange(count) % self.period
+        return np.isin(phases, self.minority)
 
 
 def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
@@ -115,66 +117,79 @@ def _best_split(residuals: Series, period: int) -> _Split:
     # in differences over a whole period, the pattern cancels out
     noise = noise_of(residuals[period:] - residuals[:-period])
     periods = count // period
-    by_period = residuals[: periods * period].reshape(periods, period)
-    medians = np.median(by_period, axis=0)
-    scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
+    whole_periods = residuals[: periods * period].reshape(periods, period)
+    medians = np.median(whole_periods, axis=0)
+    standardized = (residuals - np.median(medians)) / noise
+    scores = np.clip(standardized, -_CLIP, _CLIP)
 
-    # (period,) for each phase, the one with the lowest median first
+    # (period,) the sum of the scores and the number of steps of each phase, the phase with the lowest median first
     phases = np.arange(count) % period
     order = np.argsort(medians)
     sums = np.bincount(phases, scores, period)[order]
     counts = np.bincount(phases, minlength=period)[order]
 
-    # (period - 1,) for each place at which the ordered phases can be divided
+    # (period - 1,) the same for each place at which the ordered phases can be divided
     sums_below = np.cumsum(sums)[:-1]
     sums_above = sums.sum() - sums_below
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     differences = sums_above / counts_above - sums_below / counts_below
-    variances = 1.0 / counts_below + 1.0 / counts_above
-    splits = [_number_of_splits(period, slow) for slow in range(1, period)]
+    variances = 1.0 / counts_below + 1.0 / counts_above  # of the differences
+    splits = [
+        _number_of_splits(period, phases_below) for phases_below in range(1, period)
+    ]
     gains_by_chance = 2.0 * np.log(splits)
     gains = differences**2 / variances - gains_by_chance
 
     best = int(gains.argmax())
     phases_below = order[: best + 1]
     phases_above = order[best + 1 :]
-    fewer = phases_above if phases_above.size <= phases_below.size else phases_below
+    minority = phases_below
+    if phases_above.size <= phases_below.size:
+        minority = phases_above
     return _Split(
-        gain=float(gains[best]), period=period, phases=tuple(sorted(fewer.tolist()))
+        gain=float(gains[best]),
+        period=period,
+        minority=tuple(sorted(minority.tolist())),
     )
 
 
-def _number_of_splits(period: int, slow_phases: int) -> int:
-    """Return the number of splits from which one with this period and number of slow phases is chosen.
+def _number_of_splits(period: int, phases: int) -> int:
+    """Return the number of splits from which one with ``phases`` phases in a class is chosen.
 
     The factor ``period`` is for the choice among periods.
     """
-    return period * math.comb(period, slow_phases)
+    return period * math.comb(period, phases)
 
 
 def _separates(split: _Split, residuals: Series) -> bool:
-    """Return whether the values of the split's phases differ from the others in one direction, not just by chance.
+    """Return whether the values of the minority differ from the others in one direction, and not just by chance.
 
-    At least 75 % of them must be higher, or lower, than 90 % of the others. And so many of them must be among the most
-    extreme values of all that this is unlikely in random order.
+    Two conditions must hold:
+
+    - At least 75 % of the minority are higher (or lower) than 90 % of the others.
+    - Of the highest (or lowest) values, as many as the minority has, so many are of the minority that this is unlikely
+      in random order.
     """
-    is_slow = split.is_slow(residuals.size)
-    slow_values = residuals[is_slow]
-    usual_values = residuals[~is_slow]
-    count_above = int((slow_values > np.quantile(usual_values, 0.9)).sum())
-    count_below = int((slow_values < np.quantile(usual_values, 0.1)).sum())
-    fewest_beyond = max(_FEWEST_SLOW, 0.75 * slow_values.size)
+    is_minority = split.is_minority(residuals.size)
+    minority_values = residuals[is_minority]
+    other_values = residuals[~is_minority]
+    minority_size = minority_values.size
+
+    count_above = int((minority_values > np.quantile(other_values, 0.9)).sum())
+    count_below = int((minority_values < np.quantile(other_values, 0.1)).sum())
+    fewest_beyond = max(_FEWEST_DIFFERENT, 0.75 * minority_size)
     if max(count_above, count_below) < fewest_beyond:
         return False
-    if count_above >= count_below:
-        most_extreme_first = np.argsort(-residuals, kind="stable")
-    else:
-        most_extreme_first = np.argsort(residuals, kind="stable")
-    most_extreme = most_extreme_first[: slow_values.size]
-    overlap = int(is_slow[most_extreme].sum())
-    log_chance = _log_chance_of_overlap(residuals.size, slow_values.size, overlap)
-    splits = _number_of_splits(split.period, len(split.phases))
+
+    is_higher = count_above >= count_below
+    extremeness = residuals if is_higher else -residuals
+    most_extreme_first = np.argsort(-extremeness, kind="stable")
+    most_extreme = most_extreme_first[:minority_size]
+    overlap = int(is_minority[most_extreme].sum())
+    log_chance = _log_chance_of_overlap(residuals.size, minority_size, overlap)
+    # The split was chosen among many, each of which had this chance.
+    splits = _number_of_splits(split.period, len(split.minority))
     return log_chance + math.log(splits) <= _LOG_CHANCE
 
 

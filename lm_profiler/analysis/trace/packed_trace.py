@@ -95,9 +95,8 @@ class Inputs(NamedTuple):
 
     dims: Sequence[Any]  # the sizes of a tensor; for a list of tensors, a list of them
     types: Sequence[str]
-    values: Sequence[
-        str
-    ]  # only kept for attention, where they show whether it is causal
+    # only kept for attention, where they show whether it is causal
+    values: Sequence[str]
 
 
 class DamagedEvent(ValueError):
@@ -124,18 +123,25 @@ class PackedTrace:
         packing = _Packing()
         for event in events:
             packing.add(event)
-        host_rows, device_rows = packing.host_rows(), packing.device_rows()
-        processes = packing.processes(host_rows, device_rows)
+        self._host_rows = packing.host_rows()
+        self._device_rows = packing.device_rows()
+        processes = packing.processes(self._host_rows, self._device_rows)
         if len(processes) > 1:
             raise SeveralProcesses(processes)
 
         self.damaged_events = packing.damaged_events
         self.has_marks = packing.has_marks
-        self.ranges = sorted(packing.ranges)
         self.devices = sorted(packing.devices)
+        self.names: list[str | None] = [*packing.name_numbers, None]
+        self.inputs: list[Inputs | None] = [*packing.inputs, None]
+        self.threads = list(packing.threads)  # process and thread, by their number
+        # by start and correlation of a row of the device
         self.groups = packing.groups
         self.collective_names = packing.collective_names
         self.copied_bytes = packing.copied_bytes
+
+        # the host's ranges
+        self.ranges = sorted(packing.ranges)
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
         self.gathers = packing.gathers
@@ -144,79 +150,79 @@ class PackedTrace:
         # The runs of nodes of autograd's graph, named by the node. Each operator of forward creates a node, which
         # usually runs once.
         self.node_runs = sorted(packing.node_runs)
-        self._host_rows, self._device_rows = host_rows, device_rows
-        self.threads = list(packing.threads)  # process and thread, by their number
+        only_marked_ranges = packing.has_marks or any_program
+        self.phases = _phases_among(packing.ranges, only_marked_ranges)
 
-        is_marked = packing.has_marks or any_program
-        self.phases = _phases_among(packing.ranges, is_marked)
-        self.names: list[str | None] = [*packing.numbers, None]
-        self.inputs: list[Inputs | None] = [*packing.inputs, None]
-        self._name_modules(is_marked)
-
-        time_between_steps = [
-            (phase.start, phase.end)
-            for phase in self.phases
-            if phase.name == BETWEEN_STEPS
-        ]
-        if time_between_steps:
-            self.remove_stretches(time_between_steps)
-        if self.phases:
-            # A step without phases is not one of the run: torch's profiler may add one after the last.
-            phase_starts = [phase.start for phase in self.phases]
-            self.steps = [
-                step for step in self.steps if _begins_within(phase_starts, step)
-            ]
+        self._name_modules(only_marked_ranges)
+        self._remove_time_between_steps()
+        self._remove_steps_without_phases()
         self.has_device = len(self._device_rows) > 0
 
-    def _name_modules(self, only_marked_ranges: bool) -> None:
-        """Name modules by path and class, and drop ranges of the program itself that only look like modules.
+    def _remove_time_between_steps(self) -> None:
+        stretches = []
+        for phase in self.phases:
+            if phase.name == BETWEEN_STEPS:
+                stretches.append((phase.start, phase.end))
+        if stretches:
+            self.remove_stretches(stretches)
 
-        With ``only_marked_ranges``, a range that the instruments did not mark is not one of a module.
+    def _remove_steps_without_phases(self) -> None:
+        """Remove steps that are not of the run: torch's profiler may add one after the last.
 
-        If the instruments named no modules, the modules of the profiler's own events are used.
+        A trace that has no phases at all keeps its steps.
         """
-        value = self._host_rows[:, VALUE]
-        is_module = self._host_rows[:, KIND] == MODULE
-        module_numbers = np.unique(value[is_module]).tolist()
-        named_by_instruments = []
-        for number in module_numbers:
-            module = module_in(self.names[number] or "", only_marked_ranges)
-            if module is None:
-                continue
-            named_by_instruments.append(number)
-            if module.type_name is None:
-                self.names[number] = module.path
-            else:
-                self.names[number] = f"{module.path} ({module.type_name})"
-        if named_by_instruments:
-            is_kept = ~is_module | np.isin(value, named_by_instruments)
-            self._host_rows = self._host_rows[is_kept]
+        if not self.phases:
             return
-        module_events = [
-            number
-            for number in module_numbers
-            if is_module_event(self.names[number] or "")
-        ]
-        self._host_rows = self._host_rows[~is_module | np.isin(value, module_events)]
-        if module_events:
+        phase_starts = [phase.start for phase in self.phases]
+        steps_with_phases = []
+        for step in self.steps:
+            if _begins_within(phase_starts, step):
+                steps_with_phases.append(step)
+        self.steps = steps_with_phases
+
+    def _name_modules(self, only_marked_ranges: bool) -> None:
+        """Name modules by path and class, and remove ranges of the program itself that only look like modules.
+
+        With ``only_marked_ranges``, a range that the instruments did not mark is not one of a module. If the
+        instruments named no modules, the modules of the profiler's own events are used.
+        """
+        name_numbers = self._host_rows[:, VALUE]
+        is_module = self._host_rows[:, KIND] == MODULE
+        modules_of_instruments = []
+        modules_of_profiler = []
+        for number in np.unique(name_numbers[is_module]).tolist():
+            name = self.names[number] or ""
+            module = module_in(name, only_marked_ranges)
+            if module is not None:
+                modules_of_instruments.append(number)
+                self.names[number] = module.path
+                if module.type_name is not None:
+                    self.names[number] = f"{module.path} ({module.type_name})"
+            elif is_module_event(name):
+                modules_of_profiler.append(number)
+
+        modules = modules_of_instruments or modules_of_profiler
+        is_kept = ~is_module | np.isin(name_numbers, modules)
+        self._host_rows = self._host_rows[is_kept]
+        if not modules_of_instruments and modules_of_profiler:
             self._nest_module_events()
 
     def _nest_module_events(self) -> None:
         """Name the modules of the profiler's own events by how they are nested, since the events do not state it."""
         rows = self.host_rows()
         is_module = rows[:, KIND] == MODULE
-        modules = rows[is_module]
-        number_of_name = {name: number for number, name in enumerate(self.names[:-1])}
-        numbers = []
-        for name in nested_names(
-            modules[:, [START, LENGTH, THREAD]].tolist(),
-            [self.names[number] or "" for number in modules[:, VALUE]],
-        ):
-            if name not in number_of_name:
-                number_of_name[name] = len(self.names) - 1
-                self.names.insert(-1, name)  # the last entry stays None
-            numbers.append(number_of_name[name])
-        rows[is_module, VALUE] = numbers
+        module_rows = rows[is_module]
+        spans = module_rows[:, [START, LENGTH, THREAD]].tolist()
+        event_names = [self.names[number] or "" for number in module_rows[:, VALUE]]
+
+        number_by_name = {name: number for number, name in enumerate(self.names[:-1])}
+        path_numbers = []
+        for path in nested_names(spans, event_names):
+            if path not in number_by_name:
+                number_by_name[path] = len(self.names) - 1
+                self.names.insert(-1, path)  # the last entry stays None
+            path_numbers.append(number_by_name[path])
+        rows[is_module, VALUE] = path_numbers
         self._host_rows = rows
 
     def remove_stretches(self, stretches: Sequence[tuple[int, int]]) -> None:
@@ -238,20 +244,22 @@ class PackedTrace:
             """Return moved ``rows`` of the host or of the device, without those that began in a stretch."""
             row_starts = rows[:, START]
             last_stretch = np.searchsorted(starts, row_starts, side="right") - 1
-            rows = rows[row_starts >= ends[last_stretch]]
-            row_ends = rows[:, START] + rows[:, LENGTH]
-            begin = moved(rows[:, START])
-            end = moved(row_ends)
+            began_outside = row_starts >= ends[last_stretch]
+            rows = rows[began_outside]
+            row_starts = moved(rows[:, START])
+            row_ends = moved(rows[:, START] + rows[:, LENGTH])
             other_columns = rows[:, LENGTH + 1 :]
-            return np.column_stack((begin, end - begin, other_columns))
+            return np.column_stack((row_starts, row_ends - row_starts, other_columns))
 
         def moved_ranges(ranges: Sequence[Range]) -> list[Range]:
             """Return moved ``ranges``, without those that are empty now."""
-            shifted = [
-                Range(int(moved(old.start)), int(moved(old.end)), old.name)
-                for old in ranges
-            ]
-            return [new for new in shifted if new.end > new.start]
+            new_ranges = []
+            for name_range in ranges:
+                start = int(moved(name_range.start))
+                end = int(moved(name_range.end))
+                if end > start:
+                    new_ranges.append(Range(start, end, name_range.name))
+            return new_ranges
 
         self.steps = moved_ranges(self.steps)
         self.phases = moved_ranges(self.phases)
@@ -283,24 +291,25 @@ class PackedTrace:
         """Return for each of the sorted ``moments`` when the device had finished all work launched before it."""
         is_launch = self._host_rows[:, KIND] == LAUNCH
         launches = self._host_rows[is_launch][:, [START, VALUE]].tolist()
-        launched_at = {correlation: start for start, correlation in launches}
+        launch_by_correlation = {correlation: start for start, correlation in launches}
         works = []  # pairs: when the work was launched, and when it ended
         for start, length, _, correlation in self._device_rows.tolist():
-            works.append((launched_at.get(correlation, start), start + length))
+            launch = launch_by_correlation.get(correlation, start)
+            works.append((launch, start + length))
         works.sort()
 
-        done = []
-        latest_end = 0
+        finish_times = []
+        latest_end = 0  # of all work that was launched before the moment
         next_work = 0
         for moment in moments:
             while next_work < len(works):
-                launched, end = works[next_work]
-                if launched > moment:
+                launch, end = works[next_work]
+                if launch > moment:
                     break
                 latest_end = max(latest_end, end)
                 next_work += 1
-            done.append(max(moment, latest_end))
-        return done
+            finish_times.append(max(moment, latest_end))
+        return finish_times
 
     def links(self, kind: int) -> Rows:
         """Return (links, 2) the moment and the number of each link of a ``kind``: FORWARD_LINK or BACKWARD_LINK."""
@@ -332,18 +341,18 @@ class PackedTrace:
         rows = self._host_rows
         # Of events that start at the same moment, ranges (operators and modules) come before links and launches, and a
         # longer range comes before the ranges within it.
-        is_range_first = np.maximum(rows[:, KIND], MODULE)
-        is_longest_first = -rows[:, LENGTH]
-        # lexsort sorts by the last key first
-        order = np.lexsort((is_longest_first, is_range_first, rows[:, START]))
+        range_first = np.maximum(rows[:, KIND], MODULE)
+        longest_first = -rows[:, LENGTH]
+        # the last key counts most
+        order = np.lexsort((longest_first, range_first, rows[:, START]))
         return rows[order]
 
 
-def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
+def _phases_among(ranges: Iterable[Range], only_marked_ranges: bool) -> list[Range]:
     """Return the phases of the instruments among ``ranges``, with the phases' names, ordered by start."""
     phases = []
     for annotation in ranges:
-        phase = phase_in(annotation.name, is_marked)
+        phase = phase_in(annotation.name, only_marked_ranges)
         if phase is not None:
             phases.append(Range(annotation.start, annotation.end, phase))
     return [piece for piece in innermost(phases) if piece.name != NO_PHASE]
@@ -352,33 +361,32 @@ def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
 def innermost(ranges: Iterable[Range]) -> list[Range]:
     """Cut nested ``ranges`` into pieces that do not overlap; each piece has the name of the innermost range there."""
     pieces: list[Range] = []
-    open_ranges: list[
-        Range
-    ] = []  # the ranges that contain the present moment, the outermost first
-    reached = 0  # the moment up to which the pieces are complete
+    # the ranges that contain the present moment, the outermost first
+    open_ranges: list[Range] = []
+    moment = 0  # the pieces are complete up to here
 
     def add_piece(end: int, name: str) -> None:
-        nonlocal reached
-        if end > reached:
-            pieces.append(Range(reached, end, name))
-            reached = end
+        nonlocal moment
+        if end > moment:
+            pieces.append(Range(moment, end, name))
+            moment = end
 
-    for started in sorted(ranges, key=_outer_first):
-        while open_ranges and open_ranges[-1].end <= started.start:
-            ended = open_ranges.pop()
-            add_piece(ended.end, ended.name)
+    for next_range in sorted(ranges, key=_outer_first):
+        while open_ranges and open_ranges[-1].end <= next_range.start:
+            innermost_range = open_ranges.pop()
+            add_piece(innermost_range.end, innermost_range.name)
         if open_ranges:
-            add_piece(started.start, open_ranges[-1].name)
-        open_ranges.append(started)
-        reached = started.start
+            add_piece(next_range.start, open_ranges[-1].name)
+        open_ranges.append(next_range)
+        moment = next_range.start
     while open_ranges:
-        ended = open_ranges.pop()
-        add_piece(ended.end, ended.name)
+        innermost_range = open_ranges.pop()
+        add_piece(innermost_range.end, innermost_range.name)
     return pieces
 
 
-def _outer_first(started: Range) -> tuple[int, int]:
-    return started.start, -started.end
+def _outer_first(name_range: Range) -> tuple[int, int]:
+    return name_range.start, -name_range.end
 
 
 def _begins_within(starts: Sequence[int], step: Range) -> bool:
@@ -413,16 +421,17 @@ class _Packing:
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
     damaged_events: Counter[str] = field(default_factory=Counter)
     # the number of each name
-    numbers: defaultdict[str, int] = field(default_factory=_numbering)
+    name_numbers: defaultdict[str, int] = field(default_factory=_numbering)
     inputs: list[Inputs] = field(default_factory=list)
     # the number of each thread, by process and thread
     threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)
     tracks: defaultdict[Track, int] = field(default_factory=_numbering)
-    # by their text in the file
+    # The number of each caller. A caller is the text of an operator's event with name, process and thread, which is the
+    # same for many operators.
     _callers: defaultdict[str, int] = field(default_factory=_numbering)
     # the number of each operator's inputs, by their text
     _input_numbers: dict[str, int] = field(default_factory=dict)
-    # columns: start, length, caller's number, inputs' number
+    # (4, operators) each: start, length, caller's number, inputs' number
     _operators: list[Rows] = field(default_factory=list)
     # six numbers an event: see ``PackedTrace.host_rows``
     _host: array[int] = field(default_factory=lambda: array("q"))
@@ -450,39 +459,43 @@ class _Packing:
         threads, counts = np.unique(host_rows[is_operator, THREAD], return_counts=True)
         for thread, calls in zip(threads.tolist(), counts.tolist(), strict=True):
             self.process_counts.operators[process_of_thread[thread]] += calls
-        names = self.process_counts.names(has_device=len(device_rows) > 0)
-        if len(names) < 2:
-            return self.process_counts.with_devices(names, {}, {})
+        processes = self.process_counts.names(has_device=len(device_rows) > 0)
+        if len(processes) < 2:
+            return self.process_counts.with_devices(processes, {}, {})
 
-        texts = list(self.numbers)
+        names_by_number = list(self.name_numbers)
         launches: defaultdict[str, dict[int, Launch]] = defaultdict(dict)
         is_launch = host_rows[:, KIND] == LAUNCH
         for start, _, thread, _, correlation, name in host_rows[is_launch].tolist():
             process = process_of_thread[thread]
-            launches[process][correlation] = Launch(start, texts[name])
+            launch = Launch(start, names_by_number[name])
+            launches[process][correlation] = launch
         tracks = list(self.tracks)
         work: defaultdict[Track, list[DeviceWork]] = defaultdict(list)
         for row, track in zip(device_rows.tolist(), self._device_track, strict=True):
             start, _, name, correlation = row
-            work[tracks[track]].append(DeviceWork(start, texts[name], correlation))
-        return self.process_counts.with_devices(names, launches, work)
+            device_work = DeviceWork(start, names_by_number[name], correlation)
+            work[tracks[track]].append(device_work)
+        return self.process_counts.with_devices(processes, launches, work)
 
     def host_rows(self) -> Rows:
-        """Return (events, 6) the rows of the host's events: first all others, then the operators, as they were read.
+        """Return (events, 6) the rows of the host's events: first those that were decoded, then the other operators.
 
-        The columns are start, length, thread, kind, name and inputs (of a launch, its correlation), as numbers.
+        They are in the order in which they were read; ``PackedTrace.host_rows`` lists the columns.
         """
-        start, length, caller, inputs = np.hstack(
-            [np.empty((4, 0), np.int64), *self._operators]
-        )
+        no_operators = np.empty((4, 0), np.int64)
+        start, length, caller, inputs = np.hstack([no_operators, *self._operators])
+        # (callers, 3) the columns that a caller determines: thread, kind and number of the name
         callers = []
         for text in self._callers:
             caller_fields = json.loads(f"{{{text}}}", strict=False)
             thread = self._thread_number(caller_fields)
-            callers.append((thread, OPERATOR, self.numbers[caller_fields["name"]]))
-        caller_columns = np.array(callers, np.int64).reshape(-1, 3)[caller]
-        operators = np.column_stack((start, length, caller_columns, inputs))
-        return np.vstack((np.asarray(self._host).reshape(-1, 6), operators))
+            name_number = self.name_numbers[caller_fields["name"]]
+            callers.append((thread, OPERATOR, name_number))
+        caller_columns = np.array(callers, np.int64).reshape(-1, 3)
+        operators = np.column_stack((start, length, caller_columns[caller], inputs))
+        decoded_events = np.asarray(self._host).reshape(-1, 6)
+        return np.vstack((decoded_events, operators))
 
     def device_rows(self) -> Rows:
         """Return (events, 4) the rows of what ran on the device, in the order in which they were read."""
@@ -490,33 +503,35 @@ class _Packing:
 
     def _add_operators(self, events: OperatorEvents) -> None:
         """Add operators by the text that the file has for them; a text that occurred before is not decoded again."""
-        input_texts = [text.partition('"Input ')[2] for text in events.arguments]
-        for input_text, argument_text in zip(
-            input_texts, events.arguments, strict=True
-        ):
+        inputs = []
+        for argument_text in events.arguments:
+            _, _, input_text = argument_text.partition('"Input ')
             if input_text not in self._input_numbers:
                 arguments = json.loads(f"{{{argument_text}}}", strict=False)
-                self._input_numbers[input_text] = self._inputs_number(
-                    arguments, is_attention=False
-                )
-        starts_ns, lengths_ns = (
-            nanoseconds(events.starts),
-            nanoseconds(events.lengths),
-        )
+                number = self._inputs_number(arguments, is_attention=False)
+                self._input_numbers[input_text] = number
+            inputs.append(self._input_numbers[input_text])
         callers = [self._callers[text] for text in events.callers]
-        inputs = [self._input_numbers[text] for text in input_texts]
+        starts_ns = nanoseconds(events.starts)
+        lengths_ns = nanoseconds(events.lengths)
         self._operators.append(np.array((starts_ns, lengths_ns, callers, inputs)))
         for index, caller_text in enumerate(events.callers):
             if _NODE_RUN in caller_text:
-                numbers = dict(_NODE_NUMBERS.findall(events.arguments[index]))
+                node_fields = dict(_NODE_NUMBERS.findall(events.arguments[index]))
                 start = int(starts_ns[index])
-                self._add_node_run(start, start + int(lengths_ns[index]), numbers)
+                end = start + int(lengths_ns[index])
+                self._add_node_run(start, end, node_fields)
 
-    def _add_node_run(self, start: int, end: int, arguments: Mapping[str, Any]) -> None:
-        """Keep the run of a node of the graph. Nodes without numbers, which all backward passes share, are ignored."""
-        numbers = [str(arguments.get(name)) for name in _NODE_FIELDS]
-        if all(number.isdecimal() for number in numbers):
-            self.node_runs.append(Range(start, end, " ".join(numbers)))
+    def _add_node_run(self, start: int, end: int, fields: Mapping[str, Any]) -> None:
+        """Keep the run of a node of the graph, which two numbers among the ``fields`` identify.
+
+        Nodes without numbers, which all backward passes share, are ignored.
+        """
+        numbers = [str(fields.get(name)) for name in _NODE_FIELDS]
+        has_numbers = all(number.isdecimal() for number in numbers)
+        if has_numbers:
+            node = " ".join(numbers)
+            self.node_runs.append(Range(start, end, node))
 
     def _add_decoded(self, event: Mapping[str, Any]) -> None:
         """Keep the relevant fields of an event; events of other categories are ignored."""
@@ -530,7 +545,7 @@ class _Packing:
         if category == "cpu_op":
             name = _name_of(event)
             inputs = self._inputs_number(arguments, is_attention="attention" in name)
-            self._add_host(event, OPERATOR, self.numbers[name], inputs)
+            self._add_host(event, OPERATOR, self.name_numbers[name], inputs)
             if name.startswith(_NODE_RUN):
                 start, length = span_of(event)
                 self._add_node_run(start, start + length, arguments)
@@ -541,7 +556,7 @@ class _Packing:
         elif category == "python_function":  # where the profiler records stacks
             name = _name_of(event)
             if is_module_event(name):
-                self._add_host(event, MODULE, self.numbers[name])
+                self._add_host(event, MODULE, self.name_numbers[name])
         elif category == "fwdbwd" and str(event.get("ph")) in _LINKS:
             link = _number_in(event.get("id"))
             if link == NONE:
@@ -550,9 +565,8 @@ class _Packing:
         elif category.endswith(_LAUNCH_CATEGORIES):
             correlation = _number_in(arguments.get("correlation"))
             if correlation != NONE:
-                self._add_host(
-                    event, LAUNCH, correlation, self.numbers[_name_of(event)]
-                )
+                name_number = self.name_numbers[_name_of(event)]
+                self._add_host(event, LAUNCH, correlation, name_number)
                 self.process_counts.launches[str(event.get("pid"))] += 1
 
     def _add_on_device(
@@ -561,7 +575,8 @@ class _Packing:
         """Add the row of a kernel, copy or memset, and its group, collective or bytes if the profiler has them."""
         start, length = span_of(event)
         correlation = _number_in(arguments.get("correlation"))
-        self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
+        name_number = self.name_numbers[_name_of(event)]
+        self._device.extend((start, length, name_number, correlation))
         self._device_track.append(self.tracks[track_of(event)])
         self.devices.add(str(arguments.get("device", event.get("pid"))))
         group = arguments.get("Process Group Name")
@@ -571,11 +586,8 @@ class _Packing:
             self.groups[start, correlation] = sys.intern(group)
         if isinstance(collective, str):
             self.collective_names[start, correlation] = sys.intern(collective)
-        if (
-            isinstance(copied_bytes, int)
-            and not isinstance(copied_bytes, bool)
-            and copied_bytes >= 0
-        ):
+        is_integer = isinstance(copied_bytes, int)
+        if is_integer and not isinstance(copied_bytes, bool) and copied_bytes >= 0:
             self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
@@ -587,10 +599,10 @@ class _Packing:
             module_in(name, is_marked) is not None for is_marked in (True, False)
         )
         if may_be_module:
-            self._add_host(event, MODULE, self.numbers[name])
+            self._add_host(event, MODULE, self.name_numbers[name])
             return
         if name.startswith(_COMPILED):
-            self._add_host(event, OPERATOR, self.numbers[COMPILED_GRAPH])
+            self._add_host(event, OPERATOR, self.name_numbers[COMPILED_GRAPH])
             return
 
         start, length = span_of(event)
@@ -613,17 +625,19 @@ class _Packing:
 
     def _inputs_number(self, arguments: Mapping[str, Any], is_attention: bool) -> int:
         """Return the number of an operator's inputs; equal inputs are stored once."""
-        dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+        dims = arguments.get("Input Dims")
+        types = arguments.get("Input type")
         values = arguments.get("Concrete Inputs") if is_attention else None
         if not isinstance(dims, list):
             return NONE
         text = repr((dims, types, values))
-        number = self._input_numbers.setdefault(text, len(self.inputs))
-        if number == len(self.inputs):
-            self.inputs.append(
-                Inputs(dims, types=_list_or_empty(types), values=_list_or_empty(values))
+        if text not in self._input_numbers:
+            self._input_numbers[text] = len(self.inputs)
+            inputs = Inputs(
+                dims, types=_list_or_empty(types), values=_list_or_empty(values)
             )
-        return number
+            self.inputs.append(inputs)
+        return self._input_numbers[text]
 
     def _add_host(
         self, event: Mapping[str, Any], kind: int, value: int, rest: int = NONE
@@ -632,9 +646,8 @@ class _Packing:
         is_link = kind in (FORWARD_LINK, BACKWARD_LINK)
         start = start_of(event)
         length = 0 if is_link else _length_of(event)
-        self._host.extend(
-            (start, length, self._thread_number(event), kind, value, rest)
-        )
+        thread = self._thread_number(event)
+        self._host.extend((start, length, thread, kind, value, rest))
 
     def _thread_number(self, event: Mapping[str, Any]) -> int:
         return self.threads[str(event.get("pid")), str(event.get("tid"))]
@@ -664,8 +677,8 @@ def nanoseconds(texts: Sequence[str]) -> Rows:
     return np.fromstring(without_points, np.int64, sep=",")
 
 
-def _list_or_empty(field_of_inputs: object) -> Sequence[Any]:
-    return field_of_inputs if isinstance(field_of_inputs, list) else ()
+def _list_or_empty(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _name_of(event: Mapping[str, Any]) -> str:
@@ -715,12 +728,10 @@ def _number_in(correlation: Any) -> int:
     """Return a correlation, or the number of a link, as a signed integer of 64 bits; NONE if it is not a number."""
     if isinstance(correlation, str) and correlation.isdecimal():
         correlation = int(correlation)  # some tools write it as text
-    if (
-        not isinstance(correlation, int)
-        or isinstance(correlation, bool)
-        or not -(2**63) <= correlation < 2**64
-    ):
+    if not isinstance(correlation, int) or isinstance(correlation, bool):
+        return NONE
+    if not -(2**63) <= correlation < 2**64:
         return NONE
     if correlation >= 2**63:
-        return correlation - 2**64
+        return correlation - 2**64  # the same 64 bits, with a sign
     return correlation
