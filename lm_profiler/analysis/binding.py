@@ -64,7 +64,8 @@ class RunFacts(StepCosts):
         return sum(self.mean_s(part) for part in parts) / self.step_s
 
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
-        """Return the 95 % interval of the ``share`` of the step that ``parts`` take."""
+        """Return the 95 % interval of the ``share`` of the step that ``parts`` take; 0 to 1 if it is unknown."""
+        # (steps,) each
         steps_s = np.array([row.time("step") for row in self.rows])
         parts_s = np.zeros(len(self.rows))
         for part in parts:
@@ -76,7 +77,8 @@ class RunFacts(StepCosts):
         interval = self.model.interval_of(distances_s + mean_step_s)
         half_width = 1.0
         if interval is not None:
-            half_width = (interval.high - interval.low) / 2.0 / float(mean_step_s)
+            half_width_s = (interval.high - interval.low) / 2.0
+            half_width = half_width_s / float(mean_step_s)
         return max(share - half_width, 0.0), min(share + half_width, 1.0)
 
     @property
@@ -88,14 +90,11 @@ class RunFacts(StepCosts):
         use = self.record.utilisation
         if use is None:
             return None
-        share = use.of_ceiling
+        share = use.hfu if use.of_ceiling is None else use.of_ceiling
         if share is None:
-            share = use.hfu
-        if (
-            share is not None
-            and share < _LEAST_UTILISATION_OF_DEVICE
-            and use.flops.uncounted
-        ):
+            return None
+        is_low = share < _LEAST_UTILISATION_OF_DEVICE
+        if is_low and use.flops.uncounted:
             return None
         return share
 
@@ -105,7 +104,8 @@ class RunFacts(StepCosts):
         kernels = self.kernels
         if kernels is None or kernels.source != "kernels" or not kernels.window_s:
             return None
-        return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
+        idle_s = sum(phase.idle_s for phase in kernels.phases.values())
+        return idle_s / kernels.window_s
 
 
 _Check = Callable[[RunFacts], Verdict | None]

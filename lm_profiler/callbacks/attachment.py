@@ -96,7 +96,10 @@ class Attachment:
             print_message(f"rank {rank}: {text}")
 
     def prepare(self, began_ns: int) -> None:
-        """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
+        """Begin the ledger of a watched fit, connect the ranks, and limit the steps of the loop.
+
+        This is before the optimizers are made, because a learning-rate schedule may ask for the number of steps.
+        """
         if self.options.watch is not None:
             self._begin_ledger(self.options.watch, began_ns)
         self.finisher.exchange = Exchange.of_process_group()
@@ -129,9 +132,8 @@ class Attachment:
 
     def begin(self) -> None:
         """Make the record and the instruments. Ranks only wait for rank 0's choice of the folder."""
-        self.has_begun = (
-            True  # set first, so that it is not tried again if the rest fails
-        )
+        # set first, so that it is not tried again if the rest fails
+        self.has_begun = True
         launch = self.options.launch
         exchange = self.finisher.exchange
         folder = run_folder(

@@ -383,15 +383,18 @@ class Session:
         self._note_next_due_step()
 
     def _end_stage(self, stage: str) -> None:
-        """End ``stage``: its instruments, and the rows of its steps."""
+        """End the instruments of ``stage``, and write the rows of its steps.
+
+        The schedule is already at the next stage, unless the run ends within this one.
+        """
         if stage in ("measure", "collectives"):
             # instruments that end with these stages need their steps' times
             self._read_reached_steps(wait=True)
         measuring_is_complete = stage == "measure" and self.schedule.stage != "measure"
-        if measuring_is_complete and self.rank == 0:
-            # Rank 0 decided for all ranks, so it alone knows why measuring stopped.
-            self.notes += self.stopping.missed_target(self.measured_s())
         if measuring_is_complete:
+            if self.rank == 0:
+                # Rank 0 decided for all ranks, so it alone knows why measuring stopped.
+                self.notes += self.stopping.missed_target(self.measured_s())
             self._plan_action_steps()
         self.instruments.end(stage)
         self.write_rows()

@@ -386,9 +386,8 @@ class WatchWriter:
 
     def _place_name(self) -> str:
         """Return the name of what training does now; of nested spans and parts, the innermost."""
-        innermost_span = self.place.spans[
-            -1:
-        ]  # a copy, since training changes the list
+        # a copy, since training changes the list
+        innermost_span = self.place.spans[-1:]
         if innermost_span:
             return innermost_span[0].name
         reading = self.timeline.read_without_change()

@@ -61,9 +61,8 @@ _READ_NS = 5_000_000  # least time between two readings of counters, which take 
 _LEAST_OWN_NS = 5_000
 
 _SAMPLE_S = 0.5  # between two samples of the GPU
-_SAMPLES = (
-    1000  # that are kept; a step's counters are computed within seconds of its samples
-)
+# the samples that are kept; a step's counters are computed within seconds of its samples
+_SAMPLES = 1000
 # the number of steps left that the marks receive: the watch does not end training
 _ENDLESS = 1 << 60
 _STATM = "/proc/self/statm"  # its second number is the process's resident pages

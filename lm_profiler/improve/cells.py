@@ -142,9 +142,8 @@ class FinishedCell:
 
     entry: Entry  # the run with its record
     outcome: CellOutcome  # how the cell ended
-    took_s: (
-        float  # seconds of the budget; 0 if this search has already requested the cell
-    )
+    # seconds of the budget; 0 if this search has already requested the cell
+    took_s: float
     was_cut: bool = False  # whether the end of the budget ended it
 
     @property

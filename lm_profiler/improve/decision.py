@@ -28,9 +28,8 @@ class TimedRun:
     # mean seconds of a measured step, scaled to the tokens or samples of the first setting's step, so that batches can
     # be compared; None if no step was measured
     step_s: float | None
-    took_s: (
-        float  # seconds of the budget that the run took, including its start and end
-    )
+    # seconds of the budget that the run took, including its start and end
+    took_s: float
     failure: str | None = None  # why it failed, in a few words
     # why it was not started: hardware that is missing, or memory that is not enough
     refusal: str | None = None
@@ -305,19 +304,23 @@ def judge(
 
 
 def with_failure(comparison: PairedComparison) -> PairedComparison:
-    """Return the comparison with a verdict if the latest run of a side failed."""
-    runs_by_subject = {
-        "": comparison.runs_b,
-        "the setting that it is compared with ": comparison.runs_a,
-    }
-    for subject, runs in runs_by_subject.items():
-        if not runs or runs[-1].step_s is not None:
+    """Return the comparison, with a verdict if the latest run of B, or of A, failed."""
+    # The reason is printed beside the candidate, which is B; only A needs a subject.
+    sides = (
+        (comparison.runs_b, ""),
+        (comparison.runs_a, "the setting that it is compared with "),
+    )
+    for runs, subject in sides:
+        if not runs:
             continue
-        run = runs[-1]
-        if run.was_cut:  # by the end of the budget
+        latest_run = runs[-1]
+        ended_well = latest_run.step_s is not None
+        if ended_well:
+            continue
+        if latest_run.was_cut:  # by the end of the budget
             return replace(comparison, verdict="UNDECIDED", reason=ENDED)
-        verdict: TriedVerdict = "FAILED" if run.refusal is None else "REFUSED"
-        cause = run.refusal or run.failure or "has no measured step"
+        verdict: TriedVerdict = "FAILED" if latest_run.refusal is None else "REFUSED"
+        cause = latest_run.refusal or latest_run.failure or "has no measured step"
         return replace(comparison, verdict=verdict, reason=f"{subject}{cause}")
     return comparison
 

@@ -70,6 +70,7 @@ class part:
         self._begun: Any = None
 
     def __enter__(self) -> None:
+        """Begin the part: open its range in a traced step, note the instant in a measured step."""
         if _listener.is_compiling():
             return
         if _listener.opener is not None:
@@ -80,6 +81,7 @@ class part:
             self._begun = self._timer.begin()
 
     def __exit__(self, *error: Any) -> None:
+        """End what ``__enter__`` began, even if the step is no longer measured or traced."""
         if self._timer is not None:
             self._timer.end(self.name, self._begun)
             self._timer = None

@@ -27,9 +27,8 @@ from lm_profiler.torch_names import (
     WORLD,
 )
 
-Dump = Callable[
-    [], Sequence[Mapping[str, Any]]
-]  # returns the ring's entries, the oldest first
+# returns the ring's entries, the oldest first
+Dump = Callable[[], Sequence[Mapping[str, Any]]]
 
 _TRIES = 20  # attempts to read two clocks at the same time; the closest pair counts, and is within a microsecond
 
@@ -149,6 +148,13 @@ class _ClockReading(NamedTuple):
     ahead_ns: int
 
 
+def _was_set_between(earlier: _ClockReading, later: _ClockReading) -> bool:
+    """Return whether the wall clock was set between two readings, because it drifted more than clocks do."""
+    drift_ns = abs(later.ahead_ns - earlier.ahead_ns)
+    elapsed_ns = later.at_ns - earlier.at_ns
+    return drift_ns > _DRIFT * elapsed_ns + _JITTER_NS
+
+
 @dataclass(eq=False)
 class Arrivals:
     """Collects calls from torch's flight recorder, a ring buffer, before it overwrites them, and converts their
@@ -173,25 +179,26 @@ class Arrivals:
         """Read new entries, and return how many there were; not all of them are collectives."""
         entries = self.dump()
         clocks = _ClockReading(self.clock(), wall_ahead_ns(self.clock, self.wall))
-        clocks_before = self._clocks
+        is_first_reading = self._clocks is None
+        if self._clocks is not None and _was_set_between(self._clocks, clocks):
+            self.clock_was_set = True
         self._clocks = clocks
-        is_first_reading = clocks_before is None
-        if clocks_before is not None:
-            drift_ns = abs(clocks.ahead_ns - clocks_before.ahead_ns)
-            if drift_ns > _DRIFT * (clocks.at_ns - clocks_before.at_ns) + _JITTER_NS:
-                self.clock_was_set = True
 
-        fresh = [entry for entry in entries if entry["record_id"] > self.newest_record]
-        if not fresh:
+        new_entries = []
+        for entry in entries:
+            if entry["record_id"] > self.newest_record:
+                new_entries.append(entry)
+        if not new_entries:
             return 0
-        has_gap = fresh[0]["record_id"] > self.newest_record + 1
+        # Entries before the first reading are not needed.
+        has_gap = new_entries[0]["record_id"] > self.newest_record + 1
         if has_gap and not is_first_reading:
             self.lost = True
-        self.newest_record = fresh[-1]["record_id"]
-        for call in collectives(fresh):
+        self.newest_record = new_entries[-1]["record_id"]
+        for call in collectives(new_entries):
             self.calls.append(call)
             self.at_ns.append(call.wall_ns - clocks.ahead_ns)
-        return len(fresh)
+        return len(new_entries)
 
 
 def time_collectives() -> None:
@@ -208,12 +215,11 @@ def read_timed_ring(
     After two seconds it is read in any case. The device must be idle.
     """
     for _ in range(round(_PATIENCE_S / _RETRY_S)):
-        fresh = (
-            entry
-            for entry in arrivals.dump()
-            if entry["record_id"] > arrivals.newest_record
-        )
-        if all(call.duration_ns is not None for call in collectives(fresh)):
+        new_entries = []
+        for entry in arrivals.dump():
+            if entry["record_id"] > arrivals.newest_record:
+                new_entries.append(entry)
+        if all(call.duration_ns is not None for call in collectives(new_entries)):
             break
         sleep(_RETRY_S)
     arrivals.read_ring()
@@ -298,6 +304,7 @@ class StreamWaits:
         set_stream = self._cuda.set_stream
 
         def noting_wait_event(stream: Any, event: Any) -> None:
+            # The events below are recorded on the current stream, so it must be the one that waits.
             is_computing = (
                 stream == computing_stream
                 and self._cuda.current_stream() == computing_stream

@@ -318,9 +318,8 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
             # thread for each device, and a fork cannot open them.
             link.send(("unfit", None))
             return
-        torch.set_num_threads(
-            1
-        )  # a fork has lost the pool of threads, and would wait for it forever
+        # a fork has lost the pool of threads, and would wait for it forever
+        torch.set_num_threads(1)
     _answer(find, link)
 
 

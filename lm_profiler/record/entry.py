@@ -192,9 +192,8 @@ class Collection:
     """The result of a search in folders."""
 
     entries: list[Entry] = field(default_factory=list)
-    problems: list[str] = field(
-        default_factory=list
-    )  # a line about each file that could not be used
+    # a line about each file that could not be used
+    problems: list[str] = field(default_factory=list)
     # the calls of ``improve`` by their folders; their runs are among the entries
     searches: dict[Path, ImproveRecord] = field(default_factory=dict)
 

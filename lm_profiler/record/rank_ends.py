@@ -20,9 +20,8 @@ LOOP_ENDED = "LoopEnded"  # type of the failure if a rank's loop ended normally 
 class RankEnd(Part):
     """How a rank ended, from its file ``ended.rank<n>.json``."""
 
-    status: Annotated[
-        Status, Newer
-    ]  # ``ok`` if its loop ended normally, but earlier than those of other ranks
+    # ``ok`` if its loop ended normally, but earlier than those of other ranks
+    status: Annotated[Status, Newer]
     failure: Failure
     at: float  # seconds since 1970, on the clock of its host
     # whether the end of another rank caused it: a collective failed, or all other ranks had ended

@@ -57,9 +57,8 @@ class CellOutcome(Part):
     cell: str
     status: Annotated[CellStatus, Newer]
     reason: str | None
-    run: (
-        str | None
-    )  # the folder of its run, relative to that of the sweep; None if there is no run
+    # the folder of its run, relative to that of the sweep; None if there is no run
+    run: str | None
     ended: str
     duration_s: float
     exit_code: int | None  # negative for the signal that killed it; None means unknown

@@ -284,9 +284,8 @@ class RehearsedSizes(Rehearsal):
     # Whether all steps certainly do the same. Otherwise several are rehearsed, and the largest counts: a module may
     # skip a step now and then, or do more in every other step, and batches may differ.
     has_equal_steps: bool = False
-    enough_s: float = (
-        1.0  # CPU time after which no further step of the first size begins
-    )
+    # CPU time after which no further step of the first size begins
+    enough_s: float = 1.0
     clock: Callable[[], float] = time.process_time  # seconds of CPU time
     observed_steps: list[Planned] = field(default_factory=list)
     has_observed_all: bool = False  # whether all required steps were observed
@@ -396,9 +395,8 @@ class RehearsedSizes(Rehearsal):
         return {phase: count for phase, count in bytes_by_phase.items() if count}
 
 
-_SURE_FACTOR = (
-    1.05  # a peak that may be too low by more than this factor is not reported
-)
+# a peak that may be too low by more than this factor is not reported
+_SURE_FACTOR = 1.05
 
 
 def remove_limits(trainer: Trainer) -> None:

@@ -276,9 +276,8 @@ class _StepCounter(Rehearsal):
     """A rehearsal that counts the work of one step."""
 
     batch_factor: float  # batches of the step divided by rehearsed batches
-    dtypes: Mapping[
-        str, str
-    ]  # a dtype that was rehearsed to the run's dtype, if they differ
+    # a dtype that was rehearsed to the run's dtype, if they differ
+    dtypes: Mapping[str, str]
     # the work of the whole step; None until it has ended
     step_work: StepWork | None = None
 

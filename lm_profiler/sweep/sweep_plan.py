@@ -106,10 +106,13 @@ class SweepRequest:
     command: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        """Fill in the name, write devices without brackets and spaces, and raise UsageError for a wrong value."""
+        # the only way to set a field of a frozen dataclass
         if not self.name:
             object.__setattr__(self, "name", self._default_name())
         devices = [device.strip("[]").replace(" ", "") for device in self.devices]
         object.__setattr__(self, "devices", devices)
+
         check_folder_name(self.name, self.log_dir)
         for name, minimum in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
@@ -155,7 +158,10 @@ class SweepRequest:
             raise UsageError(
                 "grid: expected options to sweep, given none; add for example --grid.model.size small,medium"
             )
-        in_options = {option[2:].partition("=")[0] for option in self.options}
+        in_options: set[str] = set()
+        for option in self.options:
+            name, _, _ = option[2:].partition("=")  # of ``--name=value``
+            in_options.add(name)
         in_list: set[str] = set()
         for entry in self.list:
             in_list.update(entry)

@@ -17,7 +17,7 @@ from lm_profiler.analysis.compare.differences import RUN_SPECIFIC_OPTIONS, flat_
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.tables.formats import fenced, lines, markdown, plain
+from lm_profiler.report.tables.formats import fenced, lines, markdown, single_line
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
@@ -86,7 +86,9 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
             continue
         # TensorBoard supports neither lists nor numbers beyond the range of floats: they become text.
         is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        shown_settings[plain(path)] = value if is_number else plain(str(value))
+        shown_settings[single_line(path)] = (
+            value if is_number else single_line(str(value))
+        )
     return shown_settings
 
 

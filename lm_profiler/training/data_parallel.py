@@ -134,9 +134,8 @@ class _MeanGradients(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.is_local = (
-            False  # whether gradients are not exchanged now, because they accumulate
-        )
+        # whether gradients are not exchanged now, because they accumulate
+        self.is_local = False
         self.hooks: list[Any] = []
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)

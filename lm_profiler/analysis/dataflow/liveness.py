@@ -18,9 +18,8 @@ from lm_profiler.record.operator_calls import StepCalls
 class Liveness:
     """The calls of a step, by their numbers, in three classes."""
 
-    needed: frozenset[
-        int
-    ]  # the trained parameters depend on them, after this step or a later one
+    # the trained parameters depend on them, after this step or a later one
+    needed: frozenset[int]
     # Training does not need them, but Python or unrecorded code may read what was computed from them.
     needed_only_elsewhere: frozenset[int]
     dead: frozenset[int]  # nothing reads what was computed from them

@@ -72,9 +72,9 @@ def needless_operators(
             if is_large and is_new:
                 new_shares[number] = share
         seen.update(new_shares)
-        needless_s = sum(
-            share * step.calls[number].seconds for number, share in new_shares.items()
-        )
+        needless_s = 0.0
+        for number, share in new_shares.items():
+            needless_s += share * step.calls[number].seconds
         if needless_s > 0.0 and needless_s >= least_share * total_s:
             found.append(_operators(step, reason, new_shares, place))
     return found
@@ -112,7 +112,8 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     if not step.is_double:
         double = [number for number, call in enumerate(step.calls) if call.makes_double]
         shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
-        yield "some_double", shares_of_double, _origin(step, double)
+        # the first call introduces float64
+        yield "some_double", shares_of_double, _line_of_first(step, double)
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     yield "scores", dict.fromkeys(calls_on_scores(step), 1.0), None
     yield "looped", calls_in_loops(step), None
@@ -167,11 +168,11 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
     return found
 
 
-def _origin(step: StepCalls, double: list[int]) -> CodeLine | None:
-    """Return the line of the first of the calls ``double``, which introduces float64."""
-    if not double:
+def _line_of_first(step: StepCalls, numbers: list[int]) -> CodeLine | None:
+    """Return the innermost line that led to the first of the calls ``numbers``; None if there is none."""
+    if not numbers:
         return None
-    lines = step.lines_of(double[0])
+    lines = step.lines_of(numbers[0])
     return lines[-1] if lines else None
 
 
@@ -188,11 +189,10 @@ def _operators(
         call = step.calls[number]
         seconds_by_phase[call.phase] += share * call.seconds
         seconds_by_name[call.name] += share * call.seconds
-    phase_shares = {
-        phase: seconds / step.phase_s[phase]
-        for phase, seconds in seconds_by_phase.items()
-        if seconds > 0.0
-    }
+    phase_shares = {}
+    for phase, seconds in seconds_by_phase.items():
+        if seconds > 0.0:
+            phase_shares[phase] = seconds / step.phase_s[phase]
     if place is None:
         place = step.place_of(shares)
     return NeedlessOperators(

@@ -116,15 +116,16 @@ def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
 
 def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as Megatron-LM's paper counts them."""
-    flops_per_token = None
     layers, width, vocabulary = sizes.layers, sizes.width, sizes.vocabulary
-    missing = "the FLOPs of fused attention"
-    if not (layers and width and vocabulary):
-        missing = "the layers, width and vocabulary of the model"
-    if layers and width and vocabulary and sizes.attention_per_token is not None:
-        blocks = 72 * layers * width**2
-        logits = 6 * vocabulary * width
-        flops_per_token = blocks + sizes.attention_per_token + logits
+    flops_per_token = None
+    missing = "the layers, width and vocabulary of the model"
+    if layers and width and vocabulary:
+        missing = "the FLOPs of fused attention"
+        if sizes.attention_per_token is not None:
+            # the three terms of the formula, multiplied out
+            blocks = 72 * layers * width**2
+            logits = 6 * vocabulary * width
+            flops_per_token = blocks + sizes.attention_per_token + logits
     return _convention(
         record,
         sizes,
@@ -188,6 +189,7 @@ def _convention(
     use = record.utilisation
     mfu = None
     if use is not None and use.mfu is not None and sizes.dispatched_flops:
+        # the run's MFU is that of the dispatched FLOPs
         flops = flops_per_token * sizes.tokens
         mfu = use.mfu * flops / sizes.dispatched_flops
     return Convention(name, formula, source, flops_per_token, mfu)

@@ -238,26 +238,42 @@ def judge_utilisation(
     ceiling_flops_per_s: float | None,
     peak_flops_per_s: float | None,
 ) -> Utilisation:
-    """Judge how close a step of ``flops`` (all ranks) comes to ``devices``; a given peak overrides the table."""
+    """Return the shares of the devices' peak and of their measured ceiling that a step reaches.
+
+    Args:
+        flops: the FLOPs of a step, over all ranks.
+        step_s: the seconds of a step.
+        device_name: the name of each device, by which its peak is looked up.
+        dtype: the dtype of the products; None if it is unknown.
+        devices: the number of devices.
+        ceiling_flops_per_s: the rate that one device reached in a measurement; None if there was none.
+        peak_flops_per_s: the peak of one device, if the user gave it.
+    """
     peak_rate = None
     if peak_flops_per_s is not None:
         peak_rate = Rate(peak_flops_per_s, GIVEN)
     elif dtype is not None:
         peak_rate = peak(device_name, dtype)
-    rate = None if peak_rate is None else peak_rate.per_s
-    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
-    if reached is not None and reached > BEATEN:
-        # no step beats the machine: something else used it while it was measured
-        ceiling_flops_per_s = reached = None
+    rate = None
+    source = None
+    if peak_rate is not None:
+        rate = peak_rate.per_s
+        source = peak_rate.source
+
+    share_of_ceiling = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
+    if share_of_ceiling is not None and share_of_ceiling > BEATEN:
+        # No step beats the machine: something else used it while the ceiling was measured.
+        ceiling_flops_per_s = None
+        share_of_ceiling = None
     return Utilisation(
         flops=flops,
         dtype=dtype,
         peak_flops_per_s=rate,
-        peak_source=None if peak_rate is None else peak_rate.source,
+        peak_source=source,
         mfu=share_of_peak(flops.model, step_s, rate, devices),
         hfu=share_of_peak(flops.all, step_s, rate, devices),
         ceiling_flops_per_s=ceiling_flops_per_s,
-        of_ceiling=reached,
+        of_ceiling=share_of_ceiling,
     )
 
 
@@ -279,9 +295,7 @@ def with_uses_by_dtype(
     uses: list[DtypeUse] = []
     for dtype, count in flops_by_dtype.items():
         flops = use.flops.model * count / total
-        rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
-        is_peak = rate is not None and rate.source != MEASURED_PRODUCT
-        peak_flops_per_s = rate.flops_per_s if rate is not None and is_peak else None
+        peak_flops_per_s = _peak_of_dtype(dtype, rates)
         mfu = share_of_peak(flops, step_s, peak_flops_per_s, devices)
         uses.append(
             DtypeUse(
@@ -296,9 +310,19 @@ def with_uses_by_dtype(
     return use.model_copy(update={"by_dtype": uses, "mixed_mfu": mixed_mfu})
 
 
+def _peak_of_dtype(dtype: str, rates: Rates) -> float | None:
+    """Return the peak of a dtype; None if its rate is unknown or was measured, which is less than the peak."""
+    for rate in rates.flops:
+        if rate.dtype == dtype:
+            return None if rate.source == MEASURED_PRODUCT else rate.flops_per_s
+    return None
+
+
 def per_second(count: float | None, step_s: float | None) -> float | None:
     """Return ``count`` of a step, over all devices, per second; None if either is unknown."""
-    return None if count is None or step_s is None else count / step_s
+    if count is None or step_s is None:
+        return None
+    return count / step_s
 
 
 def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
@@ -323,7 +347,7 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
 
 def _memory_s(work: Work, rates: Rates) -> float | None:
     """Return the seconds that moving the bytes takes at the memory's bandwidth; None if either is unknown."""
-    # ``rates`` has the bandwidth of the device's memory, not that of the bus.
+    # ``rates`` has the bandwidth of the device's memory, not that of the bus between host and device.
     if work.bytes is None or work.on_the_bus or not rates.bytes_per_s:
         return None
     return work.bytes / rates.bytes_per_s
@@ -352,12 +376,11 @@ def beaten_floors(
     beaten_phases = []
     for phase, phase_work in work.items():
         phase_s = took_s.get(phase)
-        has_floor = floor_of(phase_work, rates, took_s=None).seconds is not None
-        if (
-            phase_s
-            and has_floor
-            and floor_of(phase_work, rates, phase_s).seconds is None
-        ):
+        if not phase_s:
+            continue
+        least_s = floor_of(phase_work, rates, took_s=None).seconds
+        checked_s = floor_of(phase_work, rates, phase_s).seconds
+        if least_s is not None and checked_s is None:
             beaten_phases.append(phase)
     if not beaten_phases:
         return []
@@ -420,13 +443,13 @@ def contention_lines(contention: Contention | None) -> list[str]:
 
 def _gpu_sharing_text(gpu: GpuSharing) -> str:
     """Return how many other processes are on the GPU, and how much of it they use."""
-    processes = (
-        "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
-    )
-    time_share = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
-    memory = (
-        "unknown memory"
-        if gpu.memory_bytes is None
-        else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
-    )
+    processes = "1 other process"
+    if gpu.processes != 1:
+        processes = f"{gpu.processes} other processes"
+    time_share = "unknown use"
+    if gpu.utilisation is not None:
+        time_share = f"{gpu.utilisation:.0%}"
+    memory = "unknown memory"
+    if gpu.memory_bytes is not None:
+        memory = f"{gpu.memory_bytes * 2**-30:.1f} GiB"
     return f"{processes} on this GPU: {time_share} of its time, {memory}"

@@ -91,6 +91,7 @@ class Planned:
 
     @property
     def phase(self) -> str:
+        """The phase with the highest peak."""
         return max(self.peaks, key=lambda phase: self.peaks[phase])
 
     @property
@@ -98,7 +99,8 @@ class Planned:
         return max(self.peaks.values())
 
     @property
-    def needs(self) -> int:
+    def needs_bytes(self) -> int:
+        """The least memory into which the run certainly fits."""
         return needed_bytes(self.peak, self.reserved)
 
     @property
@@ -114,7 +116,7 @@ class Planned:
         return min(increases) if is_even else None
 
     @property
-    def certain(self) -> int:
+    def least_bytes(self) -> int:
         """The bytes that the step needs in any case: without activations if compiled, because it may keep fewer."""
         causes = self.causes.get(self.phase)
         if not self.compiled or causes is None:
@@ -135,10 +137,11 @@ def needed_bytes(peak: int, reserved: int | None) -> int:
 
 def fits(planned: Planned, capacity_bytes: int) -> bool | None:
     """Return whether the run fits into ``capacity_bytes``; None if unknown, for example because steps grow."""
-    if planned.certain > capacity_bytes:
+    if planned.least_bytes > capacity_bytes:
         return False
-    surely_fits = planned.needs <= capacity_bytes and planned.growth is None
-    return True if surely_fits else None
+    if planned.needs_bytes <= capacity_bytes and planned.growth is None:
+        return True
+    return None
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,12 @@ class PlannedFloors:
 
     def least_s(self, phase: str) -> float | None:
         """Return the least seconds of ``phase``, if communication and computation overlap completely."""
-        floor = self.by_phase.get(phase)
-        work_s = None if floor is None else floor.seconds
         known_s = []
-        for seconds in (work_s, self.sent_s.get(phase)):
-            if seconds is not None:
-                known_s.append(seconds)
+        floor = self.by_phase.get(phase)
+        if floor is not None and floor.seconds is not None:
+            known_s.append(floor.seconds)
+        if phase in self.sent_s:
+            known_s.append(self.sent_s[phase])
         return max(known_s, default=None)
 
     @property
@@ -314,13 +317,19 @@ def smallest_gpu(needed_bytes: int) -> Capacity | None:
 
     Of GPUs with equal memory, it is the one with the highest bfloat16 peak.
     """
-    rows = [
-        row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes
-    ]
+    rows = []
+    for row in ROWS:
+        if row.gib is not None and _bytes_of(row) >= needed_bytes:
+            rows.append(row)
     if not rows:
         return None
-    row = min(rows, key=lambda row: (row.gib, -(row.bfloat16 or 0.0)))
+    row = min(rows, key=_memory_then_speed)
     return Capacity(row.names[0], _bytes_of(row), gpu=row.gpu)
+
+
+def _memory_then_speed(row: Row) -> tuple[float, float]:
+    """Return a key that sorts GPUs by memory, and of equal memory the fastest first."""
+    return (row.gib or 0.0, -(row.bfloat16 or 0.0))
 
 
 def _enumeration(names: Sequence[str]) -> str:
@@ -335,7 +344,9 @@ def _words(name: str) -> set[str]:
     """Return the words of a GPU's name, for a search: ``sxm`` is one of them if the GPU exists only on a board."""
     words = set(re.split(r"[\s_-]+", name.casefold().strip())) - {"", "nvidia"}
     is_on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)
-    return words | {"sxm"} if is_on_a_board else words
+    if is_on_a_board:
+        words.add("sxm")
+    return words
 
 
 _MOST_TRIALS = 12  # the most sizes that are tried
@@ -354,7 +365,7 @@ def largest_that_fits(
     # the bytes that each size needs; size 0 needs at least 0 bytes
     bytes_by_size = {0: 0, begin: needed_bytes}
     # The largest size that fits is between ``low``, which fits, and ``high``, which does not. These are the widths of
-    # this interval in each turn; infinite while one of its ends is unknown.
+    # this interval in each turn, after three entries for the turns before; infinite while one of its ends is unknown.
     widths = [inf] * 3
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
@@ -427,6 +438,8 @@ def _size_that_needs(
 ) -> int:
     """Return the size at which a line through the needs of two sizes reaches ``free_bytes``."""
     rise = bytes_by_size[large] - bytes_by_size[small]
-    if rise == 0:
+    if rise == 0:  # the line never reaches them
         return _USUAL_GROWTH * large
-    return int(small + (free_bytes - bytes_by_size[small]) * (large - small) / rise)
+    bytes_left = free_bytes - bytes_by_size[small]
+    sizes_left = bytes_left * (large - small) / rise
+    return int(small + sizes_left)

@@ -64,9 +64,8 @@ class Track:
     marks_ns: Instants  # [M] the instant of each mark
     codes: NDArray[np.uint8]  # [M] the part that begins with it
     step_of_mark: NDArray[np.int64]  # [M] the index of its step
-    step_begins: NDArray[
-        np.int64
-    ]  # [S + 1] the index of each step's first mark; last, M
+    # [S + 1] the index of each step's first mark; last, M
+    step_begins: NDArray[np.int64]
 
     @staticmethod
     def from_timeline(timeline: RankTimeline, steps: Instants) -> Track:
@@ -140,23 +139,26 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
         for key, duration_ns in _durations_ns(timeline):
             least_ns[key] = min(least_ns.get(key, duration_ns), duration_ns)
 
-    with_waits_ns = []
+    new_timelines = []
     for timeline in timelines:
         if timeline.waited_ns is None:
-            with_waits_ns.append(timeline)
+            new_timelines.append(timeline)
             continue
-        waited_ns = []
+        waits_ns = []
         for key, duration_ns in _durations_ns(timeline):
             is_timed_by_all = least_ns[key] >= 0
-            waited_ns.append(duration_ns - least_ns[key] if is_timed_by_all else -1)
-        with_waits_ns.append(
-            replace(timeline, waited_ns=np.array(waited_ns, dtype=np.int64))
-        )
-    return with_waits_ns
+            wait_ns = duration_ns - least_ns[key] if is_timed_by_all else -1
+            waits_ns.append(wait_ns)
+        waited_ns = np.array(waits_ns, dtype=np.int64)
+        new_timelines.append(replace(timeline, waited_ns=waited_ns))
+    return new_timelines
 
 
 def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int]]:
-    """Yield the group and number of each call, and its duration; nothing if the rank timed no calls."""
+    """Yield the group and number of each call, and its duration on the stream; nothing if the rank timed no calls.
+
+    ``waited_ns`` of the timeline must have durations still, not waits.
+    """
     if timeline.waited_ns is None:
         return
     for call, duration_ns in zip(
@@ -240,8 +242,10 @@ def _instants_beside_work_ns(
     if shares_of_host[-1] > 0:
         # not 0, by which the next lines divide
         shares_of_own_work = np.maximum(shares_of_host / shares_of_host[-1], 1e-6)
+    # [call] when each call must begin at the latest
     this_and_later_ns = np.cumsum(took_ns[::-1])[::-1]
     latest_ns = duration_ns - this_and_later_ns
+    # [call] the longest own work with which the call begins in time; all calls must
     longest_own_work_ns = latest_ns / shares_of_own_work
     own_work_ns = max(float(longest_own_work_ns.min()), 0.0)
     return np.asarray(shares_of_own_work * own_work_ns)

@@ -29,7 +29,7 @@ SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are e
 _LEAST_EXCESS = 0.01  # a smaller excess, as a share of the step, is ignored
 
 # A gap divides slow ranks from fast ones if it is at least this share of the range from the fastest to the slowest.
-_CLEAR = 0.5
+_CLEAR_GAP_SHARE = 0.5
 
 _MOST_TESTS = 8  # up to this many slow ranks of a part are tested each; of more, only the slowest and the least slow
 
@@ -40,12 +40,12 @@ _SLOW_STRETCH_SHARE = 0.5
 # half of their longest time in the part, and an idle one has at most a quarter of the shortest active one.
 _ACTIVE_SHARE = 0.5
 _MOST_ACTIVE_STEPS = 0.5
-_IDLE = 0.25
+_IDLE_SHARE = 0.25
 
 # A rank is judged by the active steps only if they have this share of its excess.
 _LEAST_JUDGED_SHARE = 0.5
 
-_LOWEST = 0.05  # the smallest value passed to the model, as a share of the step
+_LOWEST_SHARE = 0.05  # the smallest value passed to the model, as a share of the step
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
     tests = ranks * parts_with_work
     slower = []
     for part in range(parts):
-        slower += _in_part(own_s[:, :, part], part, step_s, tests)
-    return sorted(slower, key=lambda slow: -slow.seconds)
+        slower += _slow_in_part(own_s[:, :, part], part, step_s, tests)
+    return sorted(slower, key=lambda candidate: -candidate.seconds)
 
 
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
@@ -90,16 +90,19 @@ def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
     order = np.argsort(means_s, kind="stable")
     gaps_s = np.diff(means_s[order])
     widest = int(gaps_s.argmax())
-    least_gap_s = _CLEAR * np.ptp(means_s)
+    least_gap_s = _CLEAR_GAP_SHARE * np.ptp(means_s)
     if gaps_s[widest] > 0.0 and gaps_s[widest] >= least_gap_s:
         order = order[: widest + 1]
     return tuple(sorted(order.tolist()))
 
 
-def _in_part(
+def _slow_in_part(
     own_s: Seconds, part: int, step_s: float, tests: int
 ) -> list[SlowCandidate]:
-    """Return the ranks that are slow in one part; ``own_s`` is [rank, step], ``tests`` the number of all tests."""
+    """Return the ranks that are slow in one part.
+
+    ``own_s`` is [rank, step] the own work in it, and ``tests`` the number of tests in all parts.
+    """
     means_s = own_s.mean(axis=1)
     fast = fast_ranks(means_s)
     is_fast = np.isin(np.arange(means_s.size), fast)
@@ -107,10 +110,11 @@ def _in_part(
     compared_counts = len(fast) - is_fast
     compared_sums_s = means_s[is_fast].sum() - is_fast * means_s
     excess_s = means_s - compared_sums_s / np.maximum(compared_counts, 1)
-    slow = []
+    slow = []  # the indices of slow ranks, the slowest first
     for rank in np.argsort(-excess_s).tolist():
-        is_only_fast_rank = fast == (rank,)
-        if excess_s[rank] >= _LEAST_EXCESS * step_s and not is_only_fast_rank:
+        has_excess = excess_s[rank] >= _LEAST_EXCESS * step_s
+        is_only_fast_rank = fast == (rank,)  # there is none to compare it with
+        if has_excess and not is_only_fast_rank:
             slow.append(rank)
 
     # Each test fits a model, which takes time. Of many slow ranks only the two extremes are tested; the others get the
@@ -118,18 +122,18 @@ def _in_part(
     ranks_to_test = slow
     if len(slow) > _MOST_TESTS:
         ranks_to_test = [slow[0], slow[-1]]
-    slow_by_rank = {}
+    tested = {}  # the candidates, by rank
     for rank in ranks_to_test:
-        slow_by_rank[rank] = _test_rank(own_s, rank, part, fast, step_s, tests)
-    slow_in_part = []
+        tested[rank] = _test_rank(own_s, rank, part, fast, step_s, tests)
+    candidates = []
     for rank in slow:
-        if rank in slow_by_rank:
-            slow_in_part.append(slow_by_rank[rank])
+        if rank in tested:
+            candidates.append(tested[rank])
             continue
-        least_slow = slow_by_rank[slow[-1]]
+        least_slow = tested[slow[-1]]
         rank_excess_s = float(excess_s[rank])
-        slow_in_part.append(replace(least_slow, rank=rank, seconds=rank_excess_s))
-    return slow_in_part
+        candidates.append(replace(least_slow, rank=rank, seconds=rank_excess_s))
+    return candidates
 
 
 def _test_rank(
@@ -157,7 +161,7 @@ def _test_rank(
     excess_s = all_excess_s[judged_steps]
 
     # The model needs positive times, so a mean step is added to the differences.
-    series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
+    series_s = np.maximum(step_s + excess_s, _LOWEST_SHARE * step_s)
     model = fit(series_s, warms_up=False)
     freedom = _degrees_of_freedom(model)
     relative_residuals = (series_s - model.expected) / step_s
@@ -232,7 +236,10 @@ def _active_steps(fast_s: Seconds) -> Counts:
     rest_s = np.delete(fast_s, active)
     most_active = _MOST_ACTIVE_STEPS * fast_s.size
     has_few_active_steps = FEWEST_VALUES <= active.size <= most_active
-    if has_few_active_steps and rest_s.max(initial=0.0) < _IDLE * fast_s[active].min():
+    if not has_few_active_steps:
+        return np.arange(fast_s.size)
+    most_idle_s = _IDLE_SHARE * fast_s[active].min()
+    if rest_s.max(initial=0.0) < most_idle_s:
         return active
     return np.arange(fast_s.size)
 

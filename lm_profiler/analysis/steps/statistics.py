@@ -155,9 +155,8 @@ def median_interval(values: ArrayLike) -> tuple[float, float] | None:
     ordered = np.sort(require_finite(values))
     count = ordered.size
     rank = 0
-    chance_below = (
-        1 / 2**count
-    )  # the probability that at most ``rank`` values are below the median
+    # the probability that at most ``rank`` values are below the median
+    chance_below = 1 / 2**count
     while chance_below <= 0.025:
         rank += 1
         chance_below += math.comb(count, rank) / 2**count

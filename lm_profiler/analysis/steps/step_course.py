@@ -149,7 +149,10 @@ def beats_random_order(values: Series) -> bool:
 
 
 def _clearness_in_order(values: Series) -> float:
-    """Return the largest gain of a course over a single level, minus the gain it needs, for independent noise."""
+    """Return how clear the best course of ``values`` is: its gain over a single level, minus the gain that it needs.
+
+    The noise is taken to be independent, as it is in random order.
+    """
     means = _block_means(values, _block_size(values.size, _MOST_SHUFFLED))
     centred = means - np.median(means)
     most_changes = _most_changes(means.size)
@@ -303,13 +306,15 @@ class _SegmentWeights:
 @lru_cache(maxsize=1)
 def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     """Return the weights of all segments of ``count`` values under AR(1) noise of ``coefficient``."""
-    first_weight = 1.0 - coefficient**2
-    lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
-    weights = first_weight + (lengths - 1) * (1.0 - coefficient) ** 2
-    weights = np.maximum(weights, first_weight)
-
     begins = np.arange(count)[:, None]
     ends = np.arange(count + 1)[None, :]
+    lengths = ends - begins  # zero or negative where there is no segment
+
+    first_weight = 1.0 - coefficient**2
+    later_weights = (lengths - 1) * (1.0 - coefficient) ** 2
+    # at least that of one value, so that the logarithm exists where there is no segment
+    weights = np.maximum(first_weight + later_weights, first_weight)
+
     has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)
     is_long_enough = lengths >= FEWEST
     return _SegmentWeights(

@@ -21,9 +21,9 @@ _GAP = math.log(1.1)  # kinds are at least 10 % apart
 # and at least this many of the largest standard deviation within a kind
 _GAP_IN_SPREADS = 3.0
 # A kind counts as ordered if so few changes between it and the others have less than this probability, ...
-_ORDER = 0.02
+_LEAST_CHANCE = 0.02
 # ... or if its mean position in the run differs by this many standard errors from that of the others.
-_POSITION = 2.6
+_MOST_STANDARD_ERRORS = 2.6
 
 
 @dataclass(frozen=True)
@@ -86,29 +86,38 @@ def _has_order(members: NDArray[np.bool_]) -> bool:
     member_count = int(members.sum())
     other_count = count - member_count
     changes = int(np.count_nonzero(members[1:] != members[:-1]))
-    if _chance_of_runs(member_count, other_count, changes + 1) <= _ORDER:
+    runs = changes + 1
+    if _chance_of_runs(member_count, other_count, runs) <= _LEAST_CHANCE:
         return True
-    # Wilcoxon's rank sum of the positions
-    mean_position = float(np.flatnonzero(members).mean()) - (count - 1) / 2.0
+    # Wilcoxon's rank sum, as the mean position of the members relative to the middle
+    middle = (count - 1) / 2.0
+    mean_position = float(np.flatnonzero(members).mean()) - middle
     variance = (count + 1) * other_count / (12.0 * member_count)
-    return abs(mean_position) > _POSITION * math.sqrt(variance)
+    return abs(mean_position) > _MOST_STANDARD_ERRORS * math.sqrt(variance)
 
 
 def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
-    """Return the probability that steps of two kinds in random order form at most ``runs`` runs of equal steps.
+    """Return the probability that steps of two kinds in random order form at most ``runs`` runs.
 
-    (Wald & Wolfowitz 1940.) ``count_a`` and ``count_b`` are the numbers of steps of each kind.
+    A run is a row of steps of one kind between steps of the other kind (Wald & Wolfowitz 1940). ``count_a`` and
+    ``count_b`` are the numbers of steps of each kind, at least one.
     """
-    ways = 0
-    for number in range(2, runs + 1):
+    orders_with_few_runs = 0
+    for run_count in range(2, runs + 1):
         # Runs of the kinds alternate. If their number is odd, the kind that begins has one more.
-        more = math.ceil(number / 2)
-        fewer = number // 2
-        ways += _ways_to_cut(count_a, more) * _ways_to_cut(count_b, fewer)  # a begins
-        ways += _ways_to_cut(count_a, fewer) * _ways_to_cut(count_b, more)  # b begins
-    return ways / math.comb(count_a + count_b, count_a)
+        first_runs = math.ceil(run_count / 2)
+        second_runs = run_count // 2
+        orders_a_first = _divisions(count_a, first_runs) * _divisions(
+            count_b, second_runs
+        )
+        orders_b_first = _divisions(count_b, first_runs) * _divisions(
+            count_a, second_runs
+        )
+        orders_with_few_runs += orders_a_first + orders_b_first
+    orders = math.comb(count_a + count_b, count_a)
+    return orders_with_few_runs / orders
 
 
-def _ways_to_cut(count: int, runs: int) -> int:
+def _divisions(count: int, runs: int) -> int:
     """Return the number of ways to divide ``count`` steps in a row into ``runs`` runs that are not empty."""
     return math.comb(count - 1, runs - 1)

@@ -88,9 +88,8 @@ class StepModel:
 
     seconds: Series  # (n,) the times of the steps
     cut: int  # the number of warm-up steps at the beginning
-    edges: tuple[
-        int, ...
-    ]  # the indices at which levels begin (``cut`` first), and n at the end
+    # the indices at which levels begin (``cut`` first), and n at the end
+    edges: tuple[int, ...]
     # (n,) what a trend adds to the logarithm of the level; zeros without a trend
     trend: Series
     is_settled: bool  # whether the warm-up was over within the first half of the steps
@@ -157,14 +156,16 @@ class StepModel:
         It is the mean over the steps of its level that are not odd, and in the same phase of the pattern. If there are
         none, it is the mean over all regular steps, or over all steps.
         """
-        is_comparable = np.zeros(self.seconds.size, bool)
+        is_in_level = np.zeros(self.seconds.size, bool)  # none for a warm-up step
         for begin, end in pairwise(self.edges):
             if begin <= step < end:
-                is_comparable[begin:end] = True
-        is_comparable &= ~self.odd & (self._classes == self._classes[step])
-        for mask in (is_comparable, self.regular):
-            if mask.any():
-                return float(values[mask].mean())
+                is_in_level[begin:end] = True
+        is_in_phase = self._classes == self._classes[step]
+        is_comparable = is_in_level & is_in_phase & ~self.odd
+        if is_comparable.any():
+            return float(values[is_comparable].mean())
+        if self.regular.any():
+            return float(values[self.regular].mean())
         return float(values.mean())
 
     @cached_property
@@ -173,7 +174,7 @@ class StepModel:
         return self.level_interval(self.seconds)
 
     @property
-    def slow(self) -> tuple[int, ...]:
+    def slow_phases(self) -> tuple[int, ...]:
         """The phases of the pattern that differ from its base."""
         if self.pattern is None:
             return ()
@@ -189,7 +190,8 @@ class StepModel:
         base = means.pop(0, 0.0)
         if base <= 0.0 or not means:
             return 0.0
-        return max((mean / base - 1.0 for mean in means.values()), key=abs)
+        excesses = [mean / base - 1.0 for mean in means.values()]
+        return max(excesses, key=abs)
 
     def parts_of(self, values: Series) -> Parts:
         """Return the parts of the mean over the stretch of a series of the same steps, in the unit of ``values``."""
@@ -238,21 +240,21 @@ class StepModel:
 
         ``values`` is a series of the same steps.
         """
-        noise = self._unweighted_inlier_mean(values)
-        regular = self._in_stretch(self.regular)
-        if noise is None or not regular.any():
-            return noise
+        inliers = self._unweighted_inlier_mean(values)
+        is_regular = self._in_stretch(self.regular)
+        if inliers is None or not is_regular.any():
+            return inliers
         # Of the inliers only the regular steps count, and the variance of a mean falls with the number of values.
-        ratio = self._inlier_count / int(regular.sum())
-        half = (noise.high - noise.mean) * math.sqrt(ratio)
-        mean = float(self._in_stretch(values)[regular].mean())
-        return _interval_around(mean, half, noise.lag1)
+        variance_ratio = self._inlier_count / int(is_regular.sum())
+        half = (inliers.high - inliers.mean) * math.sqrt(variance_ratio)
+        mean = float(self._in_stretch(values)[is_regular].mean())
+        return _interval_around(mean, half, inliers.lag1)
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
         """(n,) the class of each step: 0 for the base of the pattern, and 1 + phase for each of its slow phases."""
         phases = np.arange(self.odd.size) % self._period
-        return np.where(np.isin(phases, self.slow), phases + 1, 0)
+        return np.where(np.isin(phases, self.slow_phases), phases + 1, 0)
 
     @property
     def _period(self) -> int:
@@ -265,7 +267,7 @@ class StepModel:
         for label in np.unique(self._in_stretch(self._classes)).tolist():
             phase_counts[label] = 1
         if 0 in phase_counts:
-            phase_counts[0] = self._period - len(self.slow)
+            phase_counts[0] = self._period - len(self.slow_phases)
         total = sum(phase_counts.values())
         return {label: count / total for label, count in phase_counts.items()}
 
@@ -312,15 +314,16 @@ class StepModel:
         residuals = inliers - usual
         trend = self._in_stretch(self.trend)[is_inlier]
         trend = trend - trend.mean()
-        trend_weight = float(trend @ trend)
-        if trend_weight > 0.0:
-            residuals = residuals - trend * float(trend @ residuals) / trend_weight
+        trend_squares = float(trend @ trend)
+        if trend_squares > 0.0:
+            # without what a regression on the trend explains
+            residuals = residuals - trend * float(trend @ residuals) / trend_squares
         return mean_interval(float(inliers.mean()) + residuals)
 
     def _inlier_interval(self, values: Series) -> Interval | None:
         """Return the mean that a series would have without odd steps, with its interval."""
-        noise = self._unweighted_inlier_mean(values)
-        if noise is None:
+        unweighted = self._unweighted_inlier_mean(values)
+        if unweighted is None:
             return None
         # The interval of the unweighted mean is widened by the ratio of the variances of the weighted mean of the
         # classes and of the unweighted mean. Both are in units of a single step's variance.
@@ -329,9 +332,10 @@ class StepModel:
         for label, share in self._class_shares.items():
             steps_of_class = int((inlier_classes == label).sum())
             weighted_variance += share**2 / max(steps_of_class, 1)
-        ratio = weighted_variance * inlier_classes.size  # the other one is 1 / size
-        half = (noise.high - noise.mean) * math.sqrt(ratio)
-        return _interval_around(self._inlier_mean(values), half, noise.lag1)
+        # the variance of the unweighted mean is 1 / size
+        variance_ratio = weighted_variance * inlier_classes.size
+        half = (unweighted.high - unweighted.mean) * math.sqrt(variance_ratio)
+        return _interval_around(self._inlier_mean(values), half, unweighted.lag1)
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
         """Return by how much the long-run mean may be lower, and higher, because only a few odd steps were observed."""
@@ -380,7 +384,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     seconds = require_finite(step_s)
     count = seconds.size
     if count < FEWEST_STEPS or not seconds.min() > 0.0:
-        return plain(seconds)
+        return one_level_model(seconds)
 
     # Logarithms, because noise is the same share of the step time at each level.
     logs = np.log(seconds)
@@ -486,7 +490,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     return half_width * widening <= target
 
 
-def plain(step_s: ArrayLike) -> StepModel:
+def one_level_model(step_s: ArrayLike) -> StepModel:
     """Return a model in which all steps are one level, without warm-up and pattern; odd steps are marked."""
     seconds = require_finite(step_s)
     count = seconds.size
@@ -516,7 +520,7 @@ def plain(step_s: ArrayLike) -> StepModel:
 def _pattern_beside_course(logs: Series) -> Pattern | None:
     """Return the pattern of ``logs``, which may also have a course.
 
-    Each is found better without the other: pattern and course are searched for in turn, twice.
+    Each is found better after the other has been subtracted, so they are searched for in turn, twice.
     """
     course, _ = _course_of(logs, may_be_chance=True)
     pattern = find_pattern(logs - course.fitted, SMALLEST_EFFECT)
@@ -650,7 +654,7 @@ def _pattern_record(
     part = max(costs_s, key=costs_s.__getitem__, default=None)
     return StepPattern(
         every=pattern.period,
-        slow=[phase + 1 for phase in model.slow],
+        slow=[phase + 1 for phase in model.slow_phases],
         extra=model.extra,
         part=part,
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise_times
-from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
+from lm_profiler.analysis.steps.step_model import StepModel, fit, one_level_model
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import (
     HOST_TIMES,
@@ -136,7 +136,9 @@ def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepMode
     If ``keeps_all_steps``, figures use all steps, and not only the longest level.
     """
     seconds = [row.time("step") for row in rows]
-    return plain(seconds) if keeps_all_steps else fit(seconds)
+    if keeps_all_steps:
+        return one_level_model(seconds)
+    return fit(seconds)
 
 
 def summaries(

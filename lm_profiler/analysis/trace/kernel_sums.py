@@ -108,12 +108,12 @@ def kernel_rows(work: TracedWork) -> list[KernelRow]:
 def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
     """Return the calls and nanoseconds of the pieces, by the key of their row in the table."""
     # First by the full names, so that names are shortened once and not for each of thousands of calls.
-    full_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
+    sums = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
     for piece in pieces:
         key = (piece.phase, piece.kind, piece.name, piece.caller, piece.module)
-        full_names[key].add(_call_count(piece), piece.own_ns)
+        sums[key].add(_call_count(piece), piece.own_ns)
     rows = defaultdict[_RowKey, _Sum](_Sum)
-    for (phase, kind, name, caller, module), names_sum in full_names.items():
+    for (phase, kind, name, caller, module), names_sum in sums.items():
         path, type_name = module_of(module)
         operator = None if caller is None else _shortened(caller)
         row_key = _RowKey(
@@ -129,6 +129,7 @@ def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
 
 
 def _call_count(piece: Piece) -> int:
+    """Return 1, or 0 for an operator that a call of the same operator calls, so that each call counts once."""
     return 0 if piece.is_overload else 1
 
 
@@ -139,7 +140,12 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
     )
     for piece in work.pieces:
         kinds_by_phase[piece.phase][piece.kind].add(_call_count(piece), piece.own_ns)
-    busy_ns, idle_ns = _busy_and_idle(work)
+    pieces = work.pieces
+    if not work.on_device:
+        # operators that others call are within these
+        pieces = [piece for piece in pieces if piece.caller is None]
+    busy_ns = _busy_ns_by_phase(work, pieces)
+    idle_ns = _idle_ns_by_phase(work, pieces)
     phases = {}
     for phase in PARTS:
         kinds = _longest_first(kinds_by_phase[phase])
@@ -158,32 +164,39 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
     return phases
 
 
-def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
-    """Return the busy and the idle nanoseconds by phase.
+def _busy_ns_by_phase(work: TracedWork, pieces: Sequence[Piece]) -> Counter[str]:
+    """Return for how long ``pieces`` ran, by phase.
+
+    Time in which several ran belongs to the one that began first.
+    """
+    starts, ends = _spans(pieces)
+    equal_ranks = [0] * len(pieces)
+    own_ns = own_times_ns(starts, ends, equal_ranks, work.begin, work.done).tolist()
+    busy_ns = Counter[str]()
+    for piece, piece_ns in zip(pieces, own_ns, strict=True):
+        busy_ns[piece.phase] += piece_ns
+    return busy_ns
+
+
+def _idle_ns_by_phase(work: TracedWork, pieces: Sequence[Piece]) -> Counter[str]:
+    """Return for how long none of ``pieces`` ran, by phase.
 
     Idle time of a device belongs to the phase of the work that ends it. On the CPU, it belongs to the phase in which it
     occurs.
     """
-    pieces = work.pieces
-    if not work.on_device:  # operators that others call are within these
-        pieces = [piece for piece in pieces if piece.caller is None]
     starts, ends = _spans(pieces)
-    busy_ns, idle_ns = Counter[str](), Counter[str]()
-    equal_ranks = [0] * len(pieces)
-    own_ns = own_times_ns(starts, ends, equal_ranks, work.begin, work.done).tolist()
-    for piece, piece_ns in zip(pieces, own_ns, strict=True):
-        busy_ns[piece.phase] += piece_ns
-
     gap_starts, gap_ends = gaps_between(starts, ends, work.begin, work.done)
-    phase_of_start = {piece.start: piece.phase for piece in reversed(pieces)}
+    # reversed, so that of pieces with one start the first counts
+    phase_by_start = {piece.start: piece.phase for piece in reversed(pieces)}
+    idle_ns = Counter[str]()
     for gap_start, gap_end in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
         if work.on_device:
-            phase = phase_of_start.get(gap_end, NO_PHASE)
+            phase = phase_by_start.get(gap_end, NO_PHASE)
             idle_ns[phase] += gap_end - gap_start
-        else:
-            for phase, phase_ns in work.split_by_phase(gap_start, gap_end):
-                idle_ns[phase] += phase_ns
-    return busy_ns, idle_ns
+            continue
+        for phase, phase_ns in work.split_by_phase(gap_start, gap_end):
+            idle_ns[phase] += phase_ns
+    return idle_ns
 
 
 def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
@@ -258,21 +271,21 @@ def communication_of(work: TracedWork) -> Communication | None:
     if not calls:
         return None
     call_starts, call_ends = _spans(calls)
+    # (calls,) each
     starts, ends = np.array(call_starts), np.array(call_ends)
+    durations_ns = ends - starts
     exposed_ns = _exposed_ns(work, starts, ends)
     names = np.array([call.name for call in calls])
     by_name = []
     for name in dict.fromkeys(names.tolist()):
         has_name = names == name
-        total_ns = int((ends - starts)[has_name].sum())
-        by_name.append(
-            CollectiveTime(
-                name,
-                calls=int(has_name.sum()),
-                ns=total_ns,
-                exposed_ns=int(exposed_ns[has_name].sum()),
-            )
+        time_of_name = CollectiveTime(
+            name,
+            calls=int(has_name.sum()),
+            ns=int(durations_ns[has_name].sum()),
+            exposed_ns=int(exposed_ns[has_name].sum()),
         )
+        by_name.append(time_of_name)
 
     union_starts, union_ends = union_of_intervals(
         call_starts, call_ends, work.begin, work.end
@@ -298,12 +311,10 @@ def collective_calls(work: TracedWork) -> list[Range]:
                 calls.append(Range(piece.start, piece.end, name))
                 moments.append(piece.launched_at)
     else:
-        calls = [
-            call
-            for call in work.packed.collectives
-            if work.begin <= call.start <= work.end
-        ]
-        moments = [call.start for call in calls]
+        for call in work.packed.collectives:
+            if work.begin <= call.start <= work.end:
+                calls.append(call)
+                moments.append(call.start)
 
     gathered_modules = phases_at(sorted(work.packed.gathers), moments)
     named_calls = []

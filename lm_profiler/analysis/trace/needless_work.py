@@ -104,9 +104,8 @@ def _mean_of_steps(
 
 def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
     """Yield the operators that broadcast two small tensors to a large one, and operators on tensors of that shape."""
-    names: dict[
-        _Shape, str
-    ] = {}  # descriptions of broadcasts, by the shape of the result
+    # descriptions of broadcasts, by the shape of the result
+    names: dict[_Shape, str] = {}
     # each operator with its own time, and the shapes of its inputs and of a broadcast result
     operators: list[tuple[Piece, float, list[_Shape]]] = []
     for piece, own_ns in pieces:

@@ -586,8 +586,9 @@ class _Packing:
             self.groups[start, correlation] = sys.intern(group)
         if isinstance(collective, str):
             self.collective_names[start, correlation] = sys.intern(collective)
-        is_integer = isinstance(copied_bytes, int)
-        if is_integer and not isinstance(copied_bytes, bool) and copied_bytes >= 0:
+        if not isinstance(copied_bytes, int) or isinstance(copied_bytes, bool):
+            return
+        if copied_bytes >= 0:
             self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:

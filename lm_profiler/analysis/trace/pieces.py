@@ -61,18 +61,16 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    launched_at: (
-        int  # when the host had finished launching it; on the CPU, when it started
-    )
+    # when the host had finished launching it; on the CPU, when it started
+    launched_at: int
     use: Use
     kind: Kind
     name: str
     operator: str | None
     module: str | None  # path and class of the module, as ``PackedTrace`` names it
     phase: str
-    call_number: (
-        int  # identifies the call of ``operator`` that launched it; negative if unknown
-    )
+    # identifies the call of ``operator`` that launched it; negative if unknown
+    call_number: int
     inputs: Inputs | None  # the inputs of ``operator``
     own_ns: int = 0  # its duration without that of the operators that it calls
     caller: str | None = None  # the operator that called it, or launched it
@@ -89,9 +87,8 @@ class TracedWork:
 
     packed: PackedTrace
     pieces: list[Piece]
-    launches: list[
-        DriverCall
-    ]  # all calls of the device's driver; empty if the device is the CPU
+    # all calls of the device's driver; empty if the device is the CPU
+    launches: list[DriverCall]
     begin: int
     end: int
 

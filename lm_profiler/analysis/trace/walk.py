@@ -38,9 +38,8 @@ class DriverCall(NamedTuple):
     correlation: int  # a number that it shares with the work that it launched
     operator: int  # the name of the operator that made the call
     module: int
-    number: (
-        int  # identifies the call of that operator, which may launch several kernels
-    )
+    # identifies the call of that operator, which may launch several kernels
+    number: int
     inputs: int  # the inputs of that operator
 
 

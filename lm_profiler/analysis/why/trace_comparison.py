@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -30,6 +31,11 @@ class _Sum:
     seconds: float = 0.0
     calls: float = 0.0
 
+    def add(self, row: KernelRow, steps: int) -> None:
+        """Add a row of a table, whose figures are of ``steps`` steps."""
+        self.seconds += row.total_s / steps
+        self.calls += row.count / steps
+
 
 @dataclass
 class _Pair:
@@ -56,6 +62,7 @@ def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
     table_a, table_b = kernel_table(trace_a.work), kernel_table(trace_b.work)
     rows_a, rows_b = kernel_rows(trace_a.work), kernel_rows(trace_b.work)
     kinds = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, _kind_of)
+    # With these two rows, the kinds add up to the step: what ran at the same time counts twice in the others.
     kinds[_IDLE] = _Pair(_Sum(_idle_s(table_a)), _Sum(_idle_s(table_b)))
     kinds[_OVERLAP] = _Pair(_Sum(-_overlap_s(table_a)), _Sum(-_overlap_s(table_b)))
     operator_of = _launcher_of if trace_a.work.on_device else _operator_of
@@ -80,16 +87,12 @@ def _pairs(
     steps_b: int,
     key_of: Callable[[KernelRow], _Key],
 ) -> dict[_Key, _Pair]:
-    """Return the sums of both sides by a key of their rows."""
-    pairs: dict[_Key, _Pair] = {}
+    """Return the sums in A and in B over the rows with the same key, by this key."""
+    pairs: defaultdict[_Key, _Pair] = defaultdict(_Pair)
     for row in rows_a:
-        in_a = pairs.setdefault(key_of(row), _Pair()).a
-        in_a.seconds += row.total_s / steps_a
-        in_a.calls += row.count / steps_a
+        pairs[key_of(row)].a.add(row, steps_a)
     for row in rows_b:
-        in_b = pairs.setdefault(key_of(row), _Pair()).b
-        in_b.seconds += row.total_s / steps_b
-        in_b.calls += row.count / steps_b
+        pairs[key_of(row)].b.add(row, steps_b)
     return pairs
 
 
@@ -113,10 +116,12 @@ def _name_of(row: KernelRow) -> str:
 
 def _change(in_a: _Sum, in_b: _Sum) -> Change:
     """Return how B differs from A: "slower" if it took longer in B, "came" if it is only in B."""
-    if in_a.seconds == in_a.calls == 0:
+    nothing = _Sum()
+    if in_a == nothing:
         return "came"
-    if in_b.seconds == in_b.calls == 0:
+    if in_b == nothing:
         return "went"
+    # absolute values, because overlap is negative
     difference_s = abs(in_b.seconds) - abs(in_a.seconds)
     if abs(difference_s) <= _SAME_SHARE * abs(in_a.seconds):
         return "same"
@@ -133,14 +138,15 @@ def _overlap_s(table: KernelTable) -> float:
 
 def _largest_first(differences: Iterable[TimeDifference]) -> list[TimeDifference]:
     """Return the differences that have any time, the largest first."""
-    with_time = [
-        difference for difference in differences if difference.a_s or difference.b_s
-    ]
-    return sorted(
-        with_time,
-        key=lambda difference: abs(difference.b_s - difference.a_s),
-        reverse=True,
-    )
+    with_time = []
+    for difference in differences:
+        if difference.a_s or difference.b_s:
+            with_time.append(difference)
+    return sorted(with_time, key=_absolute_difference_s, reverse=True)
+
+
+def _absolute_difference_s(difference: TimeDifference) -> float:
+    return abs(difference.b_s - difference.a_s)
 
 
 def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
@@ -157,9 +163,9 @@ def _notes(trace_a: AnyTrace, trace_b: AnyTrace) -> list[str]:
     """Return why the two traces may not be comparable."""
     notes = part_notes([trace_a, trace_b])
     if trace_a.device_name != trace_b.device_name:
-        notes.append(
-            f"the devices differ: {trace_a.device_name or 'unknown'} and {trace_b.device_name or 'unknown'}"
-        )
+        device_a = trace_a.device_name or "unknown"
+        device_b = trace_b.device_name or "unknown"
+        notes.append(f"the devices differ: {device_a} and {device_b}")
     if trace_a.work.on_device != trace_b.work.on_device:
         notes.append(
             "one trace has kernels of a device, the other only operators of the host: no row is comparable"

@@ -50,9 +50,8 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
 class GapsWatch(OwnersInstrument):
     """Instrument that divides the time of ``other`` among the gaps between phases."""
 
-    is_compiled: Callable[
-        [], bool
-    ]  # returns whether the model is compiled; called once the model exists
+    # returns whether the model is compiled; called once the model exists
+    is_compiled: Callable[[], bool]
 
     def start(self) -> None:
         """Begin to time the gaps, and the program's lines unless the step is compiled."""

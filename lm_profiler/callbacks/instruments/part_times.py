@@ -47,9 +47,8 @@ class _PartTimer(NamedTuple):
     """Functions that a part calls when it begins and ends."""
 
     begin: Callable[[], Any]
-    end: Callable[
-        [str, Any], Any
-    ]  # takes the name of the part, and the value that ``begin`` returned
+    # takes the name of the part, and the value that ``begin`` returned
+    end: Callable[[str, Any], Any]
 
 
 class PartTimes(Instrument):

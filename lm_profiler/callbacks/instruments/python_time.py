@@ -168,14 +168,16 @@ class PythonTimes:
 
     def _enter(self, call: _FollowedCall) -> None:
         self._stack.append(call)
-        if call.owner is not None and self._outer_call is None:
-            file, _, name = _line_of(call.owner)
+        if call.owner is None:
+            return
+        line = _line_of(call.owner)
+        if self._outer_call is None:
+            file, _, name = line
             function = (file, call.owner.f_code.co_firstlineno, name)
             self._outer_call = _RunningCall(
                 self.phase(), function, len(self._stack), self.clock()
             )
-        if call.owner is not None:
-            self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
+        self._followed[self.phase(), line, call.activity].calls += 1
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
@@ -194,18 +196,23 @@ class PythonTimes:
         return _FollowedCall(frame, _PYTHON)
 
     def _call_of_c(self, function: Any) -> _FollowedCall:
-        """Return which line and activity get the time of a C ``function``."""
+        """Return which line and activity get the time of a C ``function``.
+
+        The line stays that of the caller. A function that the program's own code calls is an activity of its own.
+        Within a library, builtins and operators count as the library's activity, except that operators which torch's
+        Python code calls are an activity of their own; any other function is one as well.
+        """
         caller = self._stack[-1]
         if caller.owner is None:
             return caller
-        is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
         name = _name_of(function)
         is_builtin = not name
+        is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
+        if is_called_by_program:
+            return _FollowedCall(caller.owner, _BUILTIN if is_builtin else name)
         if is_builtin:
-            if is_called_by_program:
-                return _FollowedCall(caller.owner, _BUILTIN)
             return caller
-        if name != _OPERATORS or is_called_by_program:
+        if name != _OPERATORS:
             return _FollowedCall(caller.owner, name)
         if caller.activity == TORCH:
             return _FollowedCall(caller.owner, _INNER_OPERATORS)

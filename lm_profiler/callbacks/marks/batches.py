@@ -169,13 +169,16 @@ class BatchCounts:
 
         If they equal the counts of the previous step, as in nearly all steps, the same object is returned.
         """
-        is_like_last = (
+        has_same_sizes = (
             self._sizes == self._last_sizes
             and self._own_tokens == self._last_own_tokens
-            and not self._useful_tokens.batches
-            and self._last_count.token_use is UNKNOWN_USE
         )
-        if is_like_last:
+        # Useful tokens depend on the content of batches, not only on their sizes.
+        has_useful_tokens = (
+            bool(self._useful_tokens.batches)
+            or self._last_count.token_use is not UNKNOWN_USE
+        )
+        if has_same_sizes and not has_useful_tokens:
             self._sizes.clear()
             self._own_tokens.clear()
             return self._last_count

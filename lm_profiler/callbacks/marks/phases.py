@@ -53,9 +53,8 @@ class PhaseProfiler:
     is_step_done: bool = False  # whether the work of the step is done
     has_seen_actions: bool = False  # whether Lightning's actions came, or ``give_up_without_actions`` gave up
     must_end: bool = False  # whether the loop must end now
-    _is_in_trial_fit: bool = (
-        False  # whether a Tuner's fit runs, in which nothing is marked
-    )
+    # whether a Tuner's fit runs, in which nothing is marked
+    _is_in_trial_fit: bool = False
     _batches_without_step: int = 0
     _has_fetched: bool = False  # whether the loop has asked for a batch
     _in_epoch: bool = False

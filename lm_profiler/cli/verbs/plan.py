@@ -203,7 +203,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
             alternative = Alternative(
                 options=remedy.words,
                 changes=remedy.changes,
-                needs_bytes=rehearsed.needs,
+                needs_bytes=rehearsed.needs_bytes,
                 fits=fits(rehearsed, device.bytes),
                 floor_s=floors_of_remedy.seconds,
             )
@@ -214,7 +214,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
         planned=batch_plan,
         device=device,
         fits=does_fit,
-        needs_bytes=batch_plan.needs,
+        needs_bytes=batch_plan.needs_bytes,
         largest_context=largest_context,
         floor_s=floors.seconds,
         smaller=alternatives,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -133,7 +134,7 @@ class TapeReading:
         begins_with_step = not self.is_step_running
         has_device_times = type(instants[-1]) is tuple
         if begins_with_step and not has_device_times and FAIL not in codes:
-            layout = _known_layout(tuple(self.stack), tuple(codes))
+            layout = _layout_of(tuple(self.stack), tuple(codes))
         if layout is None:
             for code, instant in zip(codes, instants, strict=True):
                 self.read(code, instant)
@@ -219,35 +220,22 @@ class TimedSteps(NamedTuple):
 class _Layout(NamedTuple):
     """The meaning of the marks of one sequence of codes, which ends a step."""
 
-    places: list[
-        int
-    ]  # the positions in the sequence of the marks that are within the step
+    # the positions in the sequence of the marks that are within the step
+    places: list[int]
     codes: list[int]  # the part that begins at each of these marks
     # [len(places) - 1, TIMED]: 1 where the time after a mark belongs to the part, or to the step, else 0
     parts: NDArray[np.float64]
     stack_at_end: tuple[int, ...]  # the open parts when the step has ended
 
 
-# the layouts of steps that were read so far, by the parts that were open and by their codes
-_LAYOUTS: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = {}
+# Most steps of a run have the same codes, so that their layout is computed once.
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _layout_of(open_parts: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
+    """Return the layout of ``codes``, of which the last one ends a step; None if no step was running.
 
-
-def _known_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
-    """Return the layout of ``codes`` if the parts of ``stack`` are open before; computed once. None if no step ran."""
-    key = stack, codes
-    if key in _LAYOUTS:
-        # by ``get``, because another thread may have cleared the layouts in between
-        return _LAYOUTS.get(key)
-    layout = _new_layout(stack, codes)
-    if len(_LAYOUTS) >= _MOST_LAYOUTS:
-        _LAYOUTS.clear()
-    _LAYOUTS[key] = layout
-    return layout
-
-
-def _new_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
-    """Return the layout of ``codes`` if the parts of ``stack`` are open before; None if no step ran."""
-    reading = TapeReading(stack=list(stack))
+    ``open_parts`` are the parts that are open before, the innermost last.
+    """
+    reading = TapeReading(stack=list(open_parts))
     for place, code in enumerate(codes):
         # The position of each mark stands for its instant, so that ``host_ns`` of the step are positions.
         reading.read(code, place)
@@ -275,14 +263,10 @@ class ChunkReader:
 
     # the device's clock of the timeline; None if there is only the host's
     stream: EventStream | None = None
-    # the parts that were open at the end of the last step
-    _stack: tuple[int, ...] = tuple(TapeReading().stack)
+    # the parts that were open at the end of the last step, the innermost last
+    _open_parts: tuple[int, ...] = tuple(TapeReading().stack)
     # codes and instants of the step that has not ended, in turn
     _unfinished_marks: list[Any] = field(default_factory=list)
-    # layouts by the parts that were open before and by codes
-    _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
-        default_factory=dict
-    )
     # the layout and the instants of each step whose end the device had not reached
     _unread_steps: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
 
@@ -299,8 +283,9 @@ class ChunkReader:
             if code != END:
                 continue
             end = index + 1
-            layout = self._layout(tuple(codes[begin:end]))
+            layout = _layout_of(self._open_parts, tuple(codes[begin:end]))
             if layout is not None:
+                self._open_parts = layout.stack_at_end
                 self._unread_steps.append((layout, instants[begin:end]))
             begin = end
         self._unfinished_marks = tape[2 * begin :]
@@ -318,21 +303,6 @@ class ChunkReader:
             if not self.stream.reached(end_event):
                 return count
         return len(self._unread_steps)
-
-    def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
-        """Return the layout of ``codes``, which end a step, and note the parts that are open then.
-
-        None if no step ran.
-        """
-        key = self._stack, codes
-        if key not in self._layouts:
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = _new_layout(*key)
-        layout = self._layouts[key]
-        if layout is not None:
-            self._stack = layout.stack_at_end
-        return layout
 
     def _times(self, steps: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
         """Compute the times of ``steps`` (layouts and instants); those with the same layout together."""

@@ -45,10 +45,11 @@ class _Mask:
     partial_counts: Tensor
     # [samples, heads, blocks of queries, blocks of keys]: the partial blocks of keys, and then unused places
     partial_indices: Tensor
-    full_counts: Tensor | None  # the same two of full blocks
+    # the same two for full blocks, in which all pairs are allowed
+    full_counts: Tensor | None
     full_indices: Tensor | None
-    query_block: int  # queries of a block
-    key_block: int  # keys of a block
+    query_block_length: int  # the number of queries in a block
+    key_block_length: int  # the number of keys in a block
     # takes the indices of sample, head, query and key; returns whether the pair is allowed
     allows: Callable[..., Any]
     buffers: tuple[Any, ...]  # further arguments of ``allows``
@@ -60,14 +61,14 @@ class _Mask:
         """Return the mask that ``BlockMask.as_tuple`` describes."""
         _queries, _keys, *tensors = block_mask[:6]
         partial_counts, partial_indices, full_counts, full_indices = tensors
-        query_block, key_block, allows = block_mask[-3:]
+        query_block_length, key_block_length, allows = block_mask[-3:]
         return cls(
             partial_counts=partial_counts,
             partial_indices=partial_indices,
             full_counts=full_counts,
             full_indices=full_indices,
-            query_block=query_block,
-            key_block=key_block,
+            query_block_length=query_block_length,
+            key_block_length=key_block_length,
             allows=allows,
             buffers=buffers,
         )
@@ -128,12 +129,13 @@ def flops_of_mask(
 def allowed_pairs(
     mask: _Mask, samples: int, heads: int, queries: int, keys: int
 ) -> int:
-    """Return how many pairs the mask allows, over all samples and heads.
+    """Return how many pairs of a query and a key the mask allows, over all samples and heads.
 
     Raises:
         UncountableError: the pairs depend on values that are unknown, or are too many to count.
     """
-    is_one_block = min(mask.query_block, mask.key_block) >= max(queries, keys)
+    shorter_side = min(mask.query_block_length, mask.key_block_length)
+    is_one_block = shorter_side >= max(queries, keys)
     has_no_mask = getattr(mask.allows, "__name__", "") == _NO_MASK
     if is_one_block and has_no_mask:
         return samples * heads * queries * keys
@@ -141,18 +143,18 @@ def allowed_pairs(
     # A mask of one sample or one head holds for all of them.
     mask_samples, mask_heads = mask.partial_counts.shape[:2]
     repeats = (samples // mask_samples) * (heads // mask_heads)
-    partial = _listed_blocks(mask.partial_counts, mask.partial_indices)
-    if partial is None:
+    partial_blocks = _listed_blocks(mask.partial_counts, mask.partial_indices)
+    if partial_blocks is None:
         # The step itself makes the mask, on tensors without values, so the lists are unknown. They would follow from
         # ``allows``, which is evaluated for all pairs instead.
         all_blocks = _all_blocks(mask, queries, keys)
         return repeats * _pairs_of_partial(all_blocks, mask, queries, keys)
 
-    pairs = _pairs_of_partial(partial, mask, queries, keys)
+    pairs = _pairs_of_partial(partial_blocks, mask, queries, keys)
     if mask.full_counts is not None and mask.full_indices is not None:
-        full = _listed_blocks(mask.full_counts, mask.full_indices)
-        if full is not None:
-            pairs += _pairs_of_full(full, mask, queries, keys)
+        full_blocks = _listed_blocks(mask.full_counts, mask.full_indices)
+        if full_blocks is not None:
+            pairs += _pairs_of_full(full_blocks, mask, queries, keys)
     return repeats * pairs
 
 
@@ -175,8 +177,8 @@ def _listed_blocks(counts: Tensor, indices: Tensor) -> _Blocks | None:
 def _all_blocks(mask: _Mask, queries: int, keys: int) -> _Blocks:
     """Return all blocks of the scores, as if the mask left out none."""
     mask_samples, mask_heads = mask.partial_counts.shape[:2]
-    query_blocks = ceil(queries / mask.query_block)
-    key_blocks = ceil(keys / mask.key_block)
+    query_blocks = ceil(queries / mask.query_block_length)
+    key_blocks = ceil(keys / mask.key_block_length)
     shape = (mask_samples, mask_heads, query_blocks, key_blocks)
     every_block = torch.ones(shape, dtype=torch.bool)
     batch, head, query, key = every_block.nonzero(as_tuple=True)
@@ -193,8 +195,8 @@ def value_of(tensor: Tensor) -> Tensor | None:
 
 def _pairs_of_full(blocks: _Blocks, mask: _Mask, queries: int, keys: int) -> int:
     """Return the number of all pairs in ``blocks``."""
-    queries_in_blocks = _lengths_inside(blocks.query, mask.query_block, queries)
-    keys_in_blocks = _lengths_inside(blocks.key, mask.key_block, keys)
+    queries_in_blocks = _lengths_inside(blocks.query, mask.query_block_length, queries)
+    keys_in_blocks = _lengths_inside(blocks.key, mask.key_block_length, keys)
     return int((queries_in_blocks * keys_in_blocks).sum())
 
 
@@ -236,8 +238,8 @@ def _pairs_in_pieces(
     Arrays have the axes [block, query in the block, key in the block] until they are flattened.
     """
     device = blocks.batch.device
-    query_length = min(mask.query_block, queries)
-    key_length = min(mask.key_block, keys)
+    query_length = min(mask.query_block_length, queries)
+    key_length = min(mask.key_block_length, keys)
     query_offsets = torch.arange(query_length, device=device).view(1, -1, 1)
     key_offsets = torch.arange(key_length, device=device).view(1, 1, -1)
     pairs_of_block = query_length * key_length
@@ -246,8 +248,8 @@ def _pairs_in_pieces(
         piece = slice(begin, begin + blocks_at_once)
         sample = blocks.batch[piece].view(-1, 1, 1)
         head = blocks.head[piece].view(-1, 1, 1)
-        first_query = blocks.query[piece].view(-1, 1, 1) * mask.query_block
-        first_key = blocks.key[piece].view(-1, 1, 1) * mask.key_block
+        first_query = blocks.query[piece].view(-1, 1, 1) * mask.query_block_length
+        first_key = blocks.key[piece].view(-1, 1, 1) * mask.key_block_length
         query = first_query + query_offsets
         key = first_key + key_offsets
         # The last blocks may reach beyond the sequences.

@@ -83,9 +83,8 @@ class StepOperators:
         self._values = ValueNumbers(self._storages)
         # the number of an autograd node to the number of the call that made it
         self._forward_by_node: dict[int, int] = {}
-        self._last_forward_node = (
-            -1
-        )  # the number of the last node that forward has made
+        # the number of the last node that forward has made
+        self._last_forward_node = -1
         # storages that code between the recorded parts of the step may have read
         self._exposed_storages: set[int] = set()
         # the identity of a parameter to the storage of its gradient when the step began

@@ -23,9 +23,8 @@ from lm_profiler.record.run_record import Contention, GpuSharing
 
 # CPU time of other programs that does not count: three ticks, the resolution of the system's sums
 _SLACK_S = 0.03
-_SHORTEST_S = (
-    0.1  # a shorter measurement is too coarse, because its CPU time is only a few ticks
-)
+# a shorter measurement is too coarse, because its CPU time is only a few ticks
+_SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True)

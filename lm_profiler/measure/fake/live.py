@@ -65,9 +65,8 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         # bytes by identity of storages that were resized, as FSDP does to gather and free parameters
         self._gathered: dict[int, int] = {}
         self.most_gathered = 0  # the largest sum of ``_gathered`` at one time
-        self.notes: StorageNotes | None = (
-            None  # receives every storage; None while no step is noted
-        )
+        # receives every storage; None while no step is noted
+        self.notes: StorageNotes | None = None
         # returns where an operator is called from; called only for notes
         self.site: Callable[[Any], Site] = _operator_alone
         self._site = NOWHERE  # of the operator that runs

@@ -59,33 +59,33 @@ class TensorReporter:
     # takes the code of the part that begins, the tensors with causes, and those that autograd saved (None unless
     # forward has ended)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
-    _part: int | None = None
+    # the part that the last mark began; None if a step begins
+    _running_part: int | None = None
 
     def __call__(self, code: int) -> None:
-        ended_part = self._part
-        self._part = code
+        """Report the tensors at the mark that begins the part ``code`` and ends the part before it."""
+        ended_part = self._running_part
+        self._running_part = code
+        causes_may_have_changed = ended_part in (None, BACKWARD, OPTIMIZER)
         tensors: list[SeenTensor] = []
-        if ended_part in (None, BACKWARD, OPTIMIZER):
-            tensors.extend(self._tensors_with_cause())
+        if causes_may_have_changed:
+            tensors = list(self._tensors_with_cause())
+        forward_has_ended = ended_part == FORWARD and code != FORWARD
         saved_tensors: list[SeenTensor] | None = None
-        if ended_part == FORWARD and code != FORWARD:
-            saved_tensors = []
-            for tensor in self.saved:
-                saved_tensors.extend(
-                    seen_tensors(
-                        cause="activations",
-                        name=None,
-                        tensor=tensor,
-                        storage=self.storage,
-                    )
-                )
+        if forward_has_ended:
+            saved_tensors = list(self._saved_tensors())
         self.report(code, tensors, saved_tensors)
 
     def step_ended(self) -> None:
         """Report the tensors once more at the end of the step."""
-        self._part = None
+        self._running_part = None  # so that causes are found again
         self(END)
-        self._part = None
+        self._running_part = None
+
+    def _saved_tensors(self) -> Iterator[SeenTensor]:
+        """Yield what autograd saved for backward."""
+        for tensor in self.saved:
+            yield from seen_tensors("activations", None, tensor, self.storage)
 
     def _tensors_with_cause(self) -> Iterator[SeenTensor]:
         """Yield the parameters, gradients, optimizer states and buffers, each with its cause and its name."""
@@ -153,9 +153,8 @@ class _Note:
     """One storage."""
 
     bytes: int
-    made_at: (
-        int  # the number of the event that made it; -1 if it existed before the step
-    )
+    # the number of the event that made it; -1 if it existed before the step
+    made_at: int
     cause: str | None = None
     phase: str | None = None
     site: Site = NOWHERE

@@ -137,7 +137,10 @@ def _column_description(column: Column) -> Json:
 
 
 def _run_entry(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
-    """Return the entry of a run in the list: its values of ``columns`` with intervals, and its empty views."""
+    """Return the entry of a run in the list: its values of ``columns`` with intervals, and its empty views.
+
+    Its ``stamp`` changes with the run's files; its ``point`` is equal for the repeats of a cell of a sweep.
+    """
     values: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for column in columns:
@@ -148,6 +151,22 @@ def _run_entry(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
         interval = column.interval(entry)
         if interval:
             intervals[column.name] = interval
+    stamp = None if entry.record is None else _stamp(entry)
+    point = None
+    if entry.cell is not None:
+        point = f"{entry.sweep}: {entry.cell.overrides}"
+    return {
+        "run": name,
+        "stamp": stamp,
+        "point": point,
+        "values": values,
+        "intervals": intervals,
+        "empty_views": _empty_views(entry),
+    }
+
+
+def _empty_views(entry: Entry) -> list[str]:
+    """Return the names of the views that have nothing to show of the run."""
     empty_views = []
     for view in VIEWS.values():
         if view.missing(entry) is not None:
@@ -155,17 +174,7 @@ def _run_entry(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
     has_trace = (entry.folder / "trace").is_dir()
     if not has_trace:
         empty_views.append("trace")
-    point = None  # a text that is equal for the repeats of a cell
-    if entry.cell is not None:
-        point = f"{entry.sweep}: {entry.cell.overrides}"
-    return {
-        "run": name,
-        "stamp": None if entry.record is None else _stamp(entry),
-        "point": point,
-        "values": values,
-        "intervals": intervals,
-        "empty_views": empty_views,
-    }
+    return empty_views
 
 
 def _stamp(entry: Entry) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.report.tables.formats import plain
+from lm_profiler.report.tables.formats import single_line
 from lm_profiler.report.tables.table import Table
 
 # no script, and nothing from elsewhere
@@ -72,4 +72,4 @@ def _class(is_figure: bool) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(plain(text))
+    return escape(single_line(text))

@@ -128,15 +128,15 @@ def _peak_line(planned: Planned, device: Capacity) -> str:
     capacity = f"the {bytes_text(device.bytes)} that {device.name} has"
     if device.is_free:
         capacity += " free"
-    needs = bytes_text(planned.needs)
+    needs = bytes_text(planned.needs_bytes)
     verdict = _FITS[fits(planned, device.bytes)]
     return f"{peak}: needs {needs}, {verdict} into {capacity}"
 
 
 def _smallest_gpu_line(planned: Planned) -> str:
-    gpu = smallest_gpu(planned.needs)
+    gpu = smallest_gpu(planned.needs_bytes)
     if gpu is None:
-        return f"no GPU in the table has {bytes_text(planned.needs)}"
+        return f"no GPU in the table has {bytes_text(planned.needs_bytes)}"
     return f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})"
 
 
@@ -249,7 +249,7 @@ def remedy_table(
         is_fitting = fits(planned, device.bytes)
         has_fitting = has_fitting or bool(is_fitting)
         values = {
-            "needs": planned.needs,
+            "needs": planned.needs_bytes,
             "fits": _FITS[is_fitting],
             "words": " ".join(remedy.words),
             "changes": remedy.changes or "nothing",

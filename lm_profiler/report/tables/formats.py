@@ -104,7 +104,7 @@ def _pipe_table(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    escaped = _MARKDOWN_SPECIAL.sub(r"\\\g<0>", plain(text))
+    escaped = _MARKDOWN_SPECIAL.sub(r"\\\g<0>", single_line(text))
     # Angle brackets become entities: not every Markdown takes a backslash before one.
     return _HTML_START.sub(lambda match: _HTML_ENTITIES[match[0]], escaped)
 
@@ -126,7 +126,7 @@ def _markdown_list(lines: Sequence[str]) -> list[str]:
 
 def fenced(lines: Sequence[str]) -> list[str]:
     """Return a fenced block of Markdown with ``lines``, which are shown unchanged except for control characters."""
-    text = "\n".join(plain(line) for line in lines)
+    text = "\n".join(single_line(line) for line in lines)
     if not text:
         return []
     # The fence has to be longer than any run of backquotes in the text.
@@ -165,7 +165,7 @@ def _latex_row(texts: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
-    escaped = plain(text).translate(_LATEX_TABLE)
+    escaped = single_line(text).translate(_LATEX_TABLE)
     # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
     if escaped.startswith("["):
         return f"{{[}}{escaped[1:]}"
@@ -190,7 +190,7 @@ def typst(table: Table) -> str:
 
 def _typst(text: str) -> str:
     # cells are strings, not markup: only quotation marks and backslashes are special in them
-    escaped = plain(text).replace("\\", r"\\").replace('"', r"\"")
+    escaped = single_line(text).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
 
 
@@ -207,7 +207,7 @@ def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
 
 
 def _comment(mark: str, line: str) -> str:
-    return f"{mark} {plain(line)}".rstrip()
+    return f"{mark} {single_line(line)}".rstrip()
 
 
 # -- files for programs ------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ _SPACES_FOR_BREAKS = str.maketrans(dict.fromkeys(_LINE_BREAKS, " "))
 _ANSI_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
-def plain(text: str) -> str:
+def single_line(text: str) -> str:
     """Return ``text`` on one line, without a terminal's control characters."""
     if text.isprintable():
         return text
@@ -318,9 +318,9 @@ def lines(
     column.
     """
     if table.title:
-        yield _with_style(plain(table.title), "bold", is_coloured)
+        yield _with_style(single_line(table.title), "bold", is_coloured)
     for line in table.above:
-        yield plain(line).rstrip()
+        yield single_line(line).rstrip()
 
     rows = list(table.rows)
     if table.titles:
@@ -331,7 +331,7 @@ def lines(
             yield from _row_lines(row, piece, widths, table.headings, is_coloured)
 
     for line in table.below:
-        yield plain(line).rstrip()
+        yield single_line(line).rstrip()
 
 
 def _row_lines(
@@ -347,7 +347,7 @@ def _row_lines(
     """
     folded_texts = []
     for index in piece:
-        folded_texts.append(_folded_text(plain(row[index].text), widths[index]))
+        folded_texts.append(_folded_text(single_line(row[index].text), widths[index]))
     for texts in zip_longest(*folded_texts, fillvalue=""):
         padded = []
         for index, text in zip(piece, texts, strict=True):
@@ -362,7 +362,7 @@ def _needed_widths(rows: Sequence[Sequence[TableCell]]) -> list[int]:
     """Return for each column the width in terminal cells of its longest text."""
     widths = []
     for column in zip(*rows, strict=True):
-        widths.append(max(cell_len(plain(cell.text)) for cell in column))
+        widths.append(max(cell_len(single_line(cell.text)) for cell in column))
     return widths
 
 

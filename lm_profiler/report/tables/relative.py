@@ -110,6 +110,7 @@ def with_speedups(
 
     For times the ratio is the speed-up. The fact of the baseline has to be one of ``column_facts``.
     """
+    # The keys are the texts of the facts; a cell's are those of its row and then those of its column.
     row_keys = list(group_by_facts(entries, row_facts))
     columns = group_by_facts(entries, column_facts)
     column_keys = list(columns)
@@ -134,21 +135,24 @@ def with_speedups(
 def _baselines_across(
     columns: Sequence[RunGroup], column_facts: Sequence[Column], baseline: Baseline
 ) -> list[int | None]:
-    """Return for each column of a pivot the index of its baseline column; None if it has none.
+    """Return, for each column of a pivot, the index of the column by which it is divided; None if there is none.
 
-    That is the column with the baseline's value and the same other facts.
+    That column has the baseline's value, and otherwise the same facts. ``columns`` are the runs of each column, and
+    ``column_facts`` the facts by which the pivot divides runs into columns.
     """
     other_facts = [fact for fact in column_facts if fact.name != baseline.column.name]
-    if len(other_facts) == len(column_facts):
+    baseline_is_among_facts = len(other_facts) < len(column_facts)
+    if not baseline_is_among_facts:
         names = ", ".join(fact.name for fact in column_facts)
         raise UsageError(
             f"relative: expected a fact in the columns of the pivot ({names}), given {baseline.text}"
         )
-    index_by_facts = {}
+    # the index of each baseline column, by the texts of its other facts
+    baseline_indices = {}
     for index, group in enumerate(columns):
         if _is_baseline(group, baseline):
-            index_by_facts[_other_facts(group, other_facts)] = index
-    return [index_by_facts.get(_other_facts(group, other_facts)) for group in columns]
+            baseline_indices[_fact_texts(group, other_facts)] = index
+    return [baseline_indices.get(_fact_texts(group, other_facts)) for group in columns]
 
 
 def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> TableCell:
@@ -173,20 +177,21 @@ def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup 
 
     It is None if there is no such group, or if there are several.
     """
-    facts = []
+    other_facts = []
     for fact in distinguishing_settings(groups):
         # If runs have options, these determine the number of parameters.
         is_derived = fact.name == "parameters" and have_options(groups)
         if fact.name != baseline.column.name and not is_derived:
-            facts.append(fact)
+            other_facts.append(fact)
+    # the groups with the baseline's value, by the texts of their other facts
     candidates: dict[tuple[str, ...], list[RunGroup]] = {}
     for group in groups:
         if _is_baseline(group, baseline):
-            candidates.setdefault(_other_facts(group, facts), []).append(group)
+            candidates.setdefault(_fact_texts(group, other_facts), []).append(group)
     baselines: list[RunGroup | None] = []
     for group in groups:
-        matching = candidates.get(_other_facts(group, facts), [])
-        baselines.append(matching[0] if len(matching) == 1 else None)
+        matches = candidates.get(_fact_texts(group, other_facts), [])
+        baselines.append(matches[0] if len(matches) == 1 else None)
     return baselines
 
 
@@ -194,7 +199,7 @@ def _is_baseline(group: RunGroup, baseline: Baseline) -> bool:
     return fact_text(fact_value(group, baseline.column)) == baseline.value
 
 
-def _other_facts(group: RunGroup, facts: Sequence[Column]) -> tuple[str, ...]:
+def _fact_texts(group: RunGroup, facts: Sequence[Column]) -> tuple[str, ...]:
     return tuple(fact_text(fact_value(group, fact)) for fact in facts)
 
 

@@ -50,6 +50,7 @@ _FOLDS = {"ms": "Phases", "rank": "Ranks"}
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
     """Return the page of a watched run: its step time over the run, the ledger, events, and folded tables."""
     folder = entry.folder
+    # The first table has no rows, only lines about the state of the run.
     state, *tables = watch_tables(folder, _EVENTS)
     headline, *lines = state.above
     curves = _curves(folder, limits.watch_points)
@@ -60,18 +61,19 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
         *map(line, lines),
         _chart(curves, events, read_status(folder).world_size),
     )
-    by_title = {}
+    # The title of its first column identifies a table.
+    table_by_column = {}
     for printed in tables:
         if printed.headings:
-            by_title[printed.headings[0].title] = printed
+            table_by_column[printed.headings[0].title] = printed
     view_blocks = [steps]
-    if "where the time went" in by_title:
-        view_blocks.append(_ledger(by_title["where the time went"]))
-    if "when" in by_title:
-        view_blocks.append(card("Events", *table(by_title["when"])))
+    if "where the time went" in table_by_column:
+        view_blocks.append(_ledger(table_by_column["where the time went"]))
+    if "when" in table_by_column:
+        view_blocks.append(card("Events", *table(table_by_column["when"])))
     for column, title in _FOLDS.items():
-        if column in by_title:
-            view_blocks.append(fold(title, *table(by_title[column])))
+        if column in table_by_column:
+            view_blocks.append(fold(title, *table(table_by_column[column])))
     return view_blocks
 
 

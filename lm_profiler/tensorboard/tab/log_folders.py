@@ -43,8 +43,10 @@ class LogFolders:
 
     @classmethod
     def from_context(cls, context: TBContext) -> LogFolders:
+        """Return the folder of ``--logdir``, or else those that ``--logdir_spec`` lists with their names."""
         if context.logdir:
-            return cls({"": Path(context.logdir)})
+            no_name = ""
+            return cls({no_name: Path(context.logdir)})
         spec = getattr(context.flags, "logdir_spec", "")
         return cls(_folders_in_spec(spec or ""))
 

@@ -39,7 +39,7 @@ def test_steps_grow_that_need_more_each_time(steps: list[int], growth: int | Non
 def test_runs_are_compared_by_the_figure_that_decides() -> None:
     """A smaller peak of which more is reserved needs a larger device."""
     small, large = Planned({"forward": 710}, {}, reserved=1000), Planned({"forward": 800}, {}, reserved=810)
-    assert (small.needs, large.needs) == (1000, 889)
+    assert (small.needs_bytes, large.needs_bytes) == (1000, 889)
     assert [fits(small, 900), fits(large, 900)] == [None, True]
 
 

@@ -24,7 +24,7 @@ from benchmarks.simulation import (
 from scipy import stats
 
 from lm_profiler.analysis.steps.statistics import mean_interval
-from lm_profiler.analysis.steps.step_model import StepModel, fit, level_half_width, plain, steadiness, word_of
+from lm_profiler.analysis.steps.step_model import StepModel, fit, level_half_width, one_level_model, steadiness, word_of
 
 RUNS = 20
 
@@ -126,7 +126,7 @@ def test_a_pattern_is_named_with_its_period_and_its_cost(every, slow, by, steps)
     right = [model for model in found if model.pattern is not None and model.pattern.period == every]
     assert len(right) >= 0.95 * RUNS
     for model in right:
-        assert model.slow == slow
+        assert model.slow_phases == slow
         assert model.extra == pytest.approx(by, abs=0.06)
         parts = model.parts_of(model.seconds)
         assert parts.pattern / parts.level == pytest.approx(by * len(slow) / every, rel=0.25)
@@ -228,7 +228,7 @@ def test_missing_times_are_refused_and_what_is_not_known_to_five_percent_is_nois
         fit([0.1, float("nan")])
     assert word_of(fit(np.append(np.full(20, 0.1), 0.0))) == "steady"
     x = np.append([9.0], np.full(19, 1.0))
-    model = plain(x)
+    model = one_level_model(x)
     assert (model.begin, model.end, model.cut) == (0, 20, 0)
     assert model.parts_of(x).level == pytest.approx(1.0)
     assert model.parts_of(x).odd == pytest.approx(8.0 / 20)

@@ -10,7 +10,16 @@ import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal, typst
+from lm_profiler.report.tables.formats import (
+    csv_text,
+    json_text,
+    latex,
+    markdown,
+    parquet,
+    single_line,
+    terminal,
+    typst,
+)
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 TABLE = Table(
@@ -92,7 +101,7 @@ def test_nothing_in_a_name_reaches_the_terminal_or_breaks_markdown():
         [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[TableCell("a", "a"), TableCell("b", "b")]]
     )
     assert "fwd & back" in markdown(table)
-    assert plain("  größe 模型 ± –") == "  größe 模型 ± –"
+    assert single_line("  größe 模型 ± –") == "  größe 模型 ± –"
 
 
 def test_nothing_in_a_name_breaks_latex_or_typst():
@@ -107,7 +116,7 @@ def test_nothing_in_a_name_breaks_latex_or_typst():
     assert text.splitlines()[0].startswith("// [bold]")
     [row] = [line for line in text.splitlines() if line.startswith('  "')]
     # A string of Typst ends at the first quotation mark without a backslash, as one of JSON does; so do its escapes.
-    assert json.loads(f"[{row.strip().removesuffix(',')}]") == [plain(NASTY), "x"]
+    assert json.loads(f"[{row.strip().removesuffix(',')}]") == [single_line(NASTY), "x"]
     assert typst(Table([Heading("x", 'a"b\\')], [])).count(r'"a\"b\\"') == 1
 
 
