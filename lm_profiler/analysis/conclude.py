@@ -356,6 +356,7 @@ def _steadiness(run: RunSteps) -> Steadiness:
 
 
 def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the odd steps with their causes, and the counters that show these."""
     odd, counters = with_causes(
         record.odd_steps, run.timed, run.evidence.counters, run.workers
     )

@@ -288,17 +288,21 @@ def _read(name: str) -> _Config:
 
 
 def _set_nested(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set the option at ``path`` in the nested ``content``; if the section has a class, as an option of that class."""
-    name, *rest = path
-    if not rest:
+    """Set the option at ``path`` in the nested ``content``; if the section has a class, as an option of that class.
+
+    A section is a mapping, or the name of a class alone.
+    """
+    name, *inner_path = path
+    if not inner_path:
         content[name] = value
         return
     section = content.get(name)
-    section = (
-        {"class_path": section} if isinstance(section, str) else dict(section or {})
-    )
-    content[name] = section
-    is_option_of_class = "class_path" in section and rest[0] != "init_args"
+    if isinstance(section, str):
+        inner_content = {"class_path": section}
+    else:
+        inner_content = dict(section or {})
+    content[name] = inner_content
+    is_option_of_class = "class_path" in inner_content and inner_path[0] != "init_args"
     if is_option_of_class:
-        rest = ["init_args", *rest]
-    _set_nested(section, rest, value)
+        inner_path = ["init_args", *inner_path]
+    _set_nested(inner_content, inner_path, value)

@@ -374,15 +374,14 @@ class ImproveDisplay(LineDisplay):
     def show(self, record: ImproveRecord) -> None:
         """Print a line for each comparison that has ended since the last call."""
         self._elapsed_s = record.elapsed_s
-        decided = [
-            tried
-            for tried in record.tried
-            if tried.verdict is not None and tried.verdict != "REFUSED"
-        ]
-        for tried in decided:
+        ended_comparisons = []
+        for tried in record.tried:
+            if tried.verdict is not None and tried.verdict != "REFUSED":
+                ended_comparisons.append(tried)
+        for tried in ended_comparisons:
             if tried not in self._shown_changes:
                 self.print_line(f"[{self.progress()}] {_tried_text(tried)}")
-        self._shown_changes = decided
+        self._shown_changes = ended_comparisons
         self.tick()
 
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:

@@ -101,9 +101,10 @@ class Child(Generic[Answer]):
         self._limit_s = limit_s
         self._limit_bytes = limit_bytes
         self._deadline = time.monotonic() + PATIENCE * limit_s
+        # the end of the pipe over which the child answers; None while no child runs
         self._link: Connection | None = None
-        self._folder: str | None = None
-        self._start_error: NoAnswer | None = None
+        self._folder: str | None = None  # for temporary files of the child
+        self._start_error: NoAnswer | None = None  # why the child could not be started
         self._begin(fresh or not can_fork())
 
     def _begin(self, fresh: bool) -> None:
@@ -273,9 +274,9 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Raise NoAnswer for an object whose class is defined in the script; pickle all others as usual."""
-        definition = (
-            value if isinstance(value, (type, types.FunctionType)) else type(value)
-        )
+        definition = type(value)
+        if isinstance(value, (type, types.FunctionType)):
+            definition = value
         if definition.__module__ == "__main__":
             name = definition.__qualname__
             raise NoAnswer(

@@ -166,39 +166,33 @@ def compare(
         RecordError: a ``steps.csv`` cannot be read.
     """
     side_a, side_b = without_waiting(read_side("A", a), read_side("B", b))
-    folders_a = [run.folder for run in side_a.runs]
-    folders_b = [run.folder for run in side_b.runs]
-    real_folders_a = {folder.resolve() for folder in folders_a}
-    on_both_sides = real_folders_a & {folder.resolve() for folder in folders_b}
-    if on_both_sides:
-        raise UsageError(
-            f"{min(on_both_sides)}: expected on one side only, given on both"
-        )
+    _check_no_common_run(side_a, side_b)
     if spread is None:
         spread = known_spread(machine_of(a))
     pair = SidePair(side_a, side_b, spread, same_within)
-    record_a = side_a.runs[0].record
-    record_b = side_b.runs[0].record
+
     step = pair.part_change("step", CONFIDENCE)
-    parts = ["forward_backward"]
-    for part in PARTS:
-        if side_a.occurs(part) or side_b.occurs(part):
-            parts.append(part)
-    confidence_of_each = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
-    forward_backward, *phases = [
-        pair.part_change(part, confidence_of_each) for part in parts
-    ]
-    work = pair.work_changes(CONFIDENCE) if pair.is_busy else []
-    decision = decide(work) if work else step
+    forward_backward, *phases = _part_changes(pair)
+    work: list[PartChange] = []
+    work_phases: list[PartChange] = []
+    decision = step
+    if pair.is_busy:
+        work = pair.work_changes(CONFIDENCE)
+    if work:
+        work_phases = pair.work_phases()
+        decision = decide(work)
     detectable = None
     if decision.interval is not None:
         detectable = minimum_detectable_effect(decision.interval)
+
+    record_a = side_a.runs[0].record
+    record_b = side_b.runs[0].record
     notes = [*side_a.notes, *side_b.notes]
     notes += _busy_notes(pair, work)
     notes += _notes_on_runs(side_a, side_b)
     return Comparison(
-        a=[str(folder) for folder in folders_a],
-        b=[str(folder) for folder in folders_b],
+        a=[str(run.folder) for run in side_a.runs],
+        b=[str(run.folder) for run in side_b.runs],
         unlike=incomparable_facts(record_a, record_b),
         config=in_config(record_a, record_b),
         environment=in_environment(record_a, record_b),
@@ -212,11 +206,32 @@ def compare(
         detectable=detectable,
         notes=notes,
         work=work,
-        work_phases=pair.work_phases() if work else [],
+        work_phases=work_phases,
         flops=_flops_ratio(side_a, side_b),
         decision=decision,
         assumption=pair.assumption,
     )
+
+
+def _check_no_common_run(a: Side, b: Side) -> None:
+    """Raise UsageError if a run is on both sides."""
+    folders_a = {run.folder.resolve() for run in a.runs}
+    folders_b = {run.folder.resolve() for run in b.runs}
+    common_folders = folders_a & folders_b
+    if common_folders:
+        raise UsageError(
+            f"{min(common_folders)}: expected on one side only, given on both"
+        )
+
+
+def _part_changes(pair: SidePair) -> list[PartChange]:
+    """Return the change of forward and backward together, and then that of each phase that occurs."""
+    parts = ["forward_backward"]
+    for part in PARTS:
+        if pair.a.occurs(part) or pair.b.occurs(part):
+            parts.append(part)
+    confidence_of_each = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
+    return [pair.part_change(part, confidence_of_each) for part in parts]
 
 
 def decide(rows: Sequence[PartChange]) -> PartChange:
@@ -469,11 +484,12 @@ def _tokens(
     )
     if step.interval is None:
         return rates
-    more_work = tokens_b / tokens_a
+    # the ratios, B over A, of the tokens per step, of the time per token, and of the tokens per second
+    tokens_ratio = tokens_b / tokens_a
     token_time = RatioInterval(
-        ratio=step.interval.ratio / more_work,
-        low=step.interval.low / more_work,
-        high=step.interval.high / more_work,
+        ratio=step.interval.ratio / tokens_ratio,
+        low=step.interval.low / tokens_ratio,
+        high=step.interval.high / tokens_ratio,
     )
     rate = RatioInterval(
         1.0 / token_time.ratio, low=1.0 / token_time.high, high=1.0 / token_time.low

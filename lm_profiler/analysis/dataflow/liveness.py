@@ -39,24 +39,23 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     needed = flow.with_sources(trained_writers)
     # A needed call may read a storage before this step writes it: its content is from the step before. So the calls
     # that write this storage for the next step are needed too.
-    carried_over: set[int] = set()  # such storages
+    carried_storages: set[int] = set()
     while True:
-        newly_found = flow.read_first_by(needed) - carried_over
-        if not newly_found:
+        new_storages = flow.carried_storages_of(needed) - carried_storages
+        if not new_storages:
             break
-        carried_over |= newly_found
-        needed |= flow.with_sources(flow.last_writers_of(newly_found))
+        carried_storages |= new_storages
+        needed |= flow.with_sources(flow.last_writers_of(new_storages))
 
-    read_by_host = [
-        number for number, call in enumerate(step.calls) if call.is_host_read
-    ]
+    # what Python reads, and what code may read whose calls were not recorded
+    host_reads = [number for number, call in enumerate(step.calls) if call.is_host_read]
     kept_writers = flow.all_writers_of(step.kept)
-    read = flow.with_sources([*read_by_host, *kept_writers])
-    numbers = set(range(len(step.calls)))
+    needed_elsewhere = flow.with_sources([*host_reads, *kept_writers])
+    all_calls = set(range(len(step.calls)))
     return Liveness(
         needed=frozenset(needed),
-        needed_only_elsewhere=frozenset(read - needed),
-        dead=frozenset(numbers - needed - read),
+        needed_only_elsewhere=frozenset(needed_elsewhere - needed),
+        dead=frozenset(all_calls - needed - needed_elsewhere),
     )
 
 
@@ -67,21 +66,19 @@ class _Dataflow:
         self._step = step
         # for each call, the calls that wrote what it reads
         self._sources: list[set[int]] = []
-        # for each storage, the calls that wrote what it holds at the end of the step
+        # for each call, the storages it reads that may still have data of the step before
+        self._carried_storages: list[set[int]] = []
+        # for each storage, the calls that wrote its content: during the loop so far, then at the end of the step
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
-        # for each call, the storages it reads that may still hold data of the step before
-        self._read_first: list[set[int]] = []
-        overwritten: set[int] = set()
-        # the calls in order: ``self._writers`` holds the writers so far
+        overwritten: set[int] = (
+            set()
+        )  # the storages without any data of the step before
         for number, call in enumerate(step.calls):
             sources: set[int] = set()
-            read_first: set[int] = set()
             for storage in call.reads:
                 sources.update(self._writers[storage])
-                if storage not in overwritten:
-                    read_first.add(storage)
             self._sources.append(sources)
-            self._read_first.append(read_first)
+            self._carried_storages.append(set(call.reads) - overwritten)
             for storage in call.writes:
                 if storage in call.overwrites:
                     self._writers[storage].clear()
@@ -113,9 +110,9 @@ class _Dataflow:
                     unvisited.append(source)
         return found
 
-    def read_first_by(self, numbers: Iterable[int]) -> set[int]:
+    def carried_storages_of(self, numbers: Iterable[int]) -> set[int]:
         """Return the storages that the calls ``numbers`` read with data of the step before."""
         storages: set[int] = set()
         for number in numbers:
-            storages |= self._read_first[number]
+            storages |= self._carried_storages[number]
         return storages

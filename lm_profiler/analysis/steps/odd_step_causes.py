@@ -252,6 +252,7 @@ def _explained(
     """
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
     excess_s = odd.step_s - usual_s
+    # by rank, the cause that explains most
     main_causes: dict[int, _Cause] = {}
     for number, rank in ranks.items():
         if odd.step in rank.counters:
@@ -259,11 +260,11 @@ def _explained(
             main_causes[number] = max(causes, key=lambda cause: cause.seconds)
     if excess_s <= 0.0 or not main_causes:
         return odd
-    blamed = max(main_causes, key=lambda number: main_causes[number].seconds)
-    cause = main_causes[blamed]
+    blamed_rank = max(main_causes, key=lambda number: main_causes[number].seconds)
+    cause = main_causes[blamed_rank]
     if cause.seconds >= EXPLAINED * excess_s:
         cause_s = min(cause.seconds, excess_s)
-        blame = {"cause": cause.words, "cause_s": cause_s, "rank": blamed}
+        blame = {"cause": cause.words, "cause_s": cause_s, "rank": blamed_rank}
         return odd.model_copy(update=blame)
 
     slowest = max(
@@ -291,6 +292,7 @@ def _possible_causes(
     ]
     data_s = rank.data_excess_s(step)
     if workers and counters.asleep_s is not None:
+        # While the workers had no batch ready, the training thread slept.
         asleep_s = rank.excess_in_step("asleep_s", step)
         causes.append(_Cause(_EMPTY_QUEUE, min(data_s, asleep_s)))
         return causes
@@ -330,7 +332,10 @@ def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
 
 
 def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
-    """Return the counters that differ from the usual ones, as text: additional seconds, and total counts."""
+    """Return the counters that differ from the usual ones, as text: how many seconds more, and which counts.
+
+    ``excess_s`` is by how much the step was longer than usual; much shorter times are not listed.
+    """
     least_s = _WORTH_REPORTING * excess_s
     differences = []
     for name, words in _SECONDS_WORDS.items():
@@ -338,13 +343,14 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         if more_s >= least_s:
             differences.append(f"{duration_text(more_s)} more {words}")
     if rank.excess("between_s", step) >= least_s:
-        # the events may have been counted between steps
+        # Counts are left out, because what they count may have happened between the steps.
         return ", ".join(differences)
 
     for name, (singular, plural) in _COUNT_WORDS.items():
         excess = rank.excess(name, step)
         usual_count = getattr(rank.usual, name) or 0.0
-        if excess > usual_count and excess >= _FEWEST_EXTRA.get(name, 1):
+        is_beyond_double = excess > usual_count
+        if is_beyond_double and excess >= _FEWEST_EXTRA.get(name, 1):
             count = round(getattr(rank.counters[step], name))
             unit = singular if count == 1 else plural
             differences.append(f"{count:,} {unit}")

@@ -40,25 +40,28 @@ def unexplained_kernels(
     """
     if table.source != "kernels":
         return []
-    functions_explained = {*functions_counted, *_functions_in(names_found)}
-    # Kernels without any operator may be those of a replayed graph, or of a function in ``names_found``.
+    explained_functions = {*functions_counted, *_functions_in(names_found)}
+    # A kernel without operator and function may be one of a replayed graph, or of a function in ``names_found``.
     has_compiled_regions = any(_is_compiled(row) for row in table.rows)
     has_found_functions = any(_NAMESPACE not in name for name in names_found)
-    explains_lone_kernels = has_compiled_regions or has_found_functions
-    # Or they still ran when the trace began: then other kernels of the same name have an operator.
-    names_launched = {row.name for row in table.rows if row.operator is not None}
-    names = []
+    may_belong_to_others = has_compiled_regions or has_found_functions
+    # Or it still ran when the trace began: then other kernels of the same name have an operator.
+    launched_names = {row.name for row in table.rows if row.operator is not None}
+
+    descriptions = []
     for row in table.rows:
         may_multiply = row.kind in _KINDS_THAT_MULTIPLY
         if not may_multiply or _is_compiled(row) or _has_operator(row):
             continue
+        kernel = f"kernel {_shortened(row.name)}"
         function = _function_of(row)
-        if function is None:
-            if not explains_lone_kernels and row.name not in names_launched:
-                names.append(f"kernel {_shortened(row.name)}")
-        elif function not in functions_explained:
-            names.append(f"kernel {_shortened(row.name)} in {function}")
-    return list(dict.fromkeys(names))
+        if function is not None:
+            if function not in explained_functions:
+                descriptions.append(f"{kernel} in {function}")
+            continue
+        if not may_belong_to_others and row.name not in launched_names:
+            descriptions.append(kernel)
+    return list(dict.fromkeys(descriptions))
 
 
 def _functions_in(names: Iterable[str]) -> Iterator[str]:

@@ -88,19 +88,13 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
             elements = lists.elements
             if not lists_are_cut:
                 elements = sum(prod(shape) for shape in dims)
-            if elements is None:
-                tensors.append(_UNKNOWN_OPERAND)
-            else:
-                tensors.append(
-                    Operand(shape=(), elements=elements, item_bytes=lists.item_bytes)
-                )
+            operand = _UNKNOWN_OPERAND
+            if elements is not None:
+                operand = Operand((), elements, item_bytes=lists.item_bytes)
+            tensors.append(operand)
         elif item_bytes is not None:
             dtype = _DTYPES.get(type_name)
-            tensors.append(
-                Operand(
-                    shape=dims, elements=prod(dims), item_bytes=item_bytes, dtype=dtype
-                )
-            )
+            tensors.append(Operand(dims, prod(dims), item_bytes, dtype))
         elif type_name not in _NO_TENSORS:
             tensors.append(_UNKNOWN_OPERAND)
     return tensors
@@ -148,14 +142,15 @@ def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
                 broadcast[offset + dimension] = max(broadcast[offset + dimension], size)
         result_elements = prod(broadcast)
     # Type promotion: tensors with dimensions take precedence over scalars, and floats over integers.
-    deciding = [tensor for tensor in tensors if tensor.shape] or tensors
-    deciding = [tensor for tensor in deciding if tensor.dtype is not None] or deciding
-    result_item_bytes = max(tensor.item_bytes or 0 for tensor in deciding)
+    with_dimensions = [tensor for tensor in tensors if tensor.shape] or tensors
+    floats = [tensor for tensor in with_dimensions if tensor.dtype is not None]
+    deciding_tensors = floats or with_dimensions
+    result_item_bytes = max(tensor.item_bytes or 0 for tensor in deciding_tensors)
     return read_bytes + result_elements * result_item_bytes
 
 
 def _bytes_of_lookup(tensors: Sequence[Operand], _: int) -> int:
-    """Return the bytes of an embedding, which reads only the rows that it looks up."""
+    """Return the bytes of an embedding, which reads only the rows that it looks up, and writes a copy of them."""
     table, indices = tensors[0], tensors[-1]
     row_elements = 1
     if table.shape:
@@ -165,12 +160,18 @@ def _bytes_of_lookup(tensors: Sequence[Operand], _: int) -> int:
 
 
 def _bytes_of_update(states: int) -> _Rule:
-    """Return a rule: parameters, gradients and ``states`` states are read; all except gradients are written."""
+    """Return the rule of an optimizer with ``states`` states per parameter.
+
+    Its first operands are the lists of parameters, of gradients, and of each state. All of them are read, and all
+    except the gradients are written.
+    """
 
     def rule(tensors: Sequence[Operand], _: int) -> int:
-        lists_bytes = [tensor.bytes for tensor in tensors[: 2 + states]]
-        gradients_bytes = lists_bytes[1]
-        return 2 * sum(lists_bytes) - gradients_bytes
+        bytes_by_list = [tensor.bytes for tensor in tensors[: 2 + states]]
+        gradients_bytes = bytes_by_list[1]
+        read_bytes = sum(bytes_by_list)
+        written_bytes = read_bytes - gradients_bytes
+        return read_bytes + written_bytes
 
     return rule
 
@@ -197,8 +198,10 @@ def _bytes_of_dropout(tensors: Sequence[Operand], read_bytes: int) -> int:
 
 
 def _bytes_of_gather(tensors: Sequence[Operand], _: int) -> int:
+    """Return the bytes of a gather, which reads one element per index, and writes a copy of it."""
     source, indices = tensors[0], tensors[1]
-    return 2 * indices.elements * (source.item_bytes or 0) + indices.bytes
+    elements_bytes = indices.elements * (source.item_bytes or 0)
+    return 2 * elements_bytes + indices.bytes
 
 
 def _bytes_of_second(tensors: Sequence[Operand], _: int) -> int:
@@ -316,9 +319,10 @@ def _attention_product(
         return None
     q, k, v = factors
     time_dimension = 2 if base_name.startswith("_scaled_dot_product") else 1
+    # for each query and each key: a product of width q[3] for the score, one of width v[3] for the weighted value
     flops = 2 * prod(q[:3]) * k[time_dimension] * (q[3] + v[3])
     if is_backward:
-        flops *= 2
+        flops *= 2  # without the scores that a kernel computes again
     if _is_causal(base_name, inputs.values):
         flops //= 2  # fused kernels leave out the blocks that are masked
     return Product(flops, dtype)

@@ -60,11 +60,10 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
         waiting_ranks = [rank for rank in by_rank if rank != last_rank]
         for rank in waiting_ranks:
             wait = _Wait(key.kind, rank, last_rank)
-            waited_ns[wait] += by_rank[rank] - by_rank[last_rank]
+            wait_ns = by_rank[rank] - by_rank[last_rank]
+            waited_ns[wait] += wait_ns
             calls[wait] += 1
-            caused_ns[last_rank] += (by_rank[rank] - by_rank[last_rank]) / len(
-                waiting_ranks
-            )
+            caused_ns[last_rank] += wait_ns / len(waiting_ranks)
 
     waits = []
     for wait in sorted(waited_ns, key=lambda wait: waited_ns[wait], reverse=True):
@@ -109,9 +108,13 @@ def rank_numbers(traces: Sequence[AnyTrace]) -> list[int]:
 
 
 def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
-    """Return the duration of each collective of the steps, in the order in which the host launched them."""
+    """Return the duration of each collective of the steps, in the order in which the host launched them.
+
+    Calls of one kind in one group are numbered, so that the same call has the same key on each rank.
+    """
     work = trace.work
-    calls = []
+    # when the host launched it, its group, its name and its duration
+    calls: list[tuple[int, str, str, int]] = []
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":
@@ -128,7 +131,8 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
         kind = collective_kind(name)
         if kind not in _NEED_ALL_RANKS:
             continue
-        durations_ns[_CallKey(group, kind, counts[group, kind])] = duration_ns
+        number = counts[group, kind]
+        durations_ns[_CallKey(group, kind, number)] = duration_ns
         counts[group, kind] += 1
     return durations_ns
 

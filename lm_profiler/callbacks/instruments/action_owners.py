@@ -69,8 +69,7 @@ class OwnersWatch(OwnersInstrument):
         owners = Owners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not is_compiled_in(self.trainer.lightning_module):
-            # a compiled step runs hardly any Python
-            self._follow_lines(owners)
+            self._follow_lines(owners)  # a compiled step would run hardly any Python
         self.observe(self.timeline, owners.observe)
         for call in self._calls_without_action(profiler):
             # If this version lacks a method, or an object refuses attributes, the time of the method is the loop's.
@@ -86,14 +85,18 @@ class OwnersWatch(OwnersInstrument):
         profiler.surround(self._owned_span)
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
-        """Return the span of an action: of a phase its own, else a span that attributes its time to its owner."""
+        """Return the span of an action, around which its time is attributed to its owner.
+
+        ``span`` is the one that the action has without this instrument. That of a phase is returned as it is, because
+        only the time that no phase covers is divided among owners.
+        """
         is_phase = isinstance(span, Span) and span._code != tape.OTHER
         # An epoch takes no time within a step.
         if is_phase or isinstance(span, Epoch):
             return span
         assert self._owners is not None
         owner = self.guard.run(owner_of, action_name, self.trainer, self.callback)
-        if owner is None:
+        if owner is None:  # the guard has handled an error
             return span
         inner_span = None if span is NOTHING else span
         loop = span.loop if isinstance(span, OptimizerStep) else None

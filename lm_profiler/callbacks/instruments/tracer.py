@@ -371,15 +371,17 @@ class Tracer(Instrument):
             (autograd_profiler.emit_nvtx, "__enter__"),
             (autograd_profiler.emit_itt, "__enter__"),
         ]
-        for kind, name in beginnings:
-            plain = getattr(kind, name)
-            setattr(kind, name, self._after_giving_way(plain))
-            self._undo.callback(setattr, kind, name, plain)
+        for session_class, name in beginnings:
+            method = getattr(session_class, name)
+            setattr(session_class, name, self._after_giving_way(method))
+            self._undo.callback(setattr, session_class, name, method)
 
-    def _after_giving_way(self, plain: Callable[..., object]) -> Callable[..., object]:
+    def _after_giving_way(self, method: Callable[..., object]) -> Callable[..., object]:
+        """Return ``method`` of another session, before which ours ends."""
+
         def give_way_first(*args: Any) -> object:
             self.guard.run(self._give_way)
-            return plain(*args)
+            return method(*args)
 
         return give_way_first
 

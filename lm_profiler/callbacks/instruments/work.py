@@ -332,7 +332,13 @@ def _forward_bytes(
     traffic_on_shapes: StepTraffic | None,
     batch_bytes: int | None,
 ) -> int | None:
-    """Return the bytes that forward reads and writes: in a step that ran, or else on shapes alone."""
+    """Return the bytes that forward reads and writes; None if they are unknown.
+
+    Args:
+        traffic: that of a step that ran; None without one.
+        traffic_on_shapes: that of a step that was rehearsed without data; None without one.
+        batch_bytes: the bytes of all batches of a step; None if they are unknown.
+    """
     known_traffic = traffic or traffic_on_shapes
     if known_traffic is None:
         return None
@@ -340,7 +346,7 @@ def _forward_bytes(
     read_bytes = known_traffic.forward_read
     is_compiled = traffic is not None and read_bytes is None
     if is_compiled:
-        # Then the saved tensors count as written, and include the batch, which forward did not write.
+        # The tensors that autograd saved count as written. They include the batch, which forward did not write.
         if batch_bytes is None or traffic_on_shapes is None or written_bytes is None:
             return None
         written_bytes = max(written_bytes - batch_bytes, 0)

@@ -263,7 +263,7 @@ class Tokens:
             self._paths_by_kind[kind] = paths
         if not paths:
             return None
-        count: int = sum(reduce(getitem, path, batch).numel() for path in paths)
+        count: int = sum(_part_at(path, batch).numel() for path in paths)
         return count
 
 
@@ -310,16 +310,23 @@ class Elements:
     """Counts the elements of a batch's largest tensor, to which the work on it is nearly proportional."""
 
     def __init__(self) -> None:
+        # the path of the largest tensor in batches of a kind; None if they have no tensor
         self._path_by_kind: dict[Any, _Path | None] = {}
 
     def __call__(self, batch: Any) -> int | None:
+        """Return the elements of the largest tensor; None without tensors. Each kind of batch is searched once."""
         kind = kind_of(batch)
         if kind not in self._path_by_kind:
             self._path_by_kind[kind] = _path_of_largest(batch)
         path = self._path_by_kind[kind]
         if path is None:
             return None
-        return int(reduce(getitem, path, batch).numel())
+        return int(_part_at(path, batch).numel())
+
+
+def _part_at(path: _Path, batch: Any) -> Any:
+    """Return what is at ``path`` in ``batch``: the keys and indices that lead to it, the outermost first."""
+    return reduce(getitem, path, batch)
 
 
 def _path_of_largest(batch: Any) -> _Path | None:
@@ -373,7 +380,7 @@ def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int |
     def count(batch: Any) -> int | None:
         """Return the length of that dimension in the tensor at ``first_path``."""
         try:
-            return int(reduce(getitem, first_path, batch).shape[dimension])
+            return int(_part_at(first_path, batch).shape[dimension])
         except (AttributeError, IndexError, KeyError, TypeError):
             # The batch is not like the first one of its kind.
             return None

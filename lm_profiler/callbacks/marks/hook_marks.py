@@ -482,7 +482,8 @@ class HookMarks:
         if self._is_validation([module]):
             if module.training:
                 self._had_rollout = True
-            if not (module.training and self._has_rollouts_before_steps()):
+            is_rollout = module.training and self._has_rollouts_before_steps()
+            if not is_rollout:
                 self._go_outside(VALIDATION)
             return
         if not torch.is_grad_enabled():
@@ -490,7 +491,8 @@ class HookMarks:
             return
         if self._batches == 0:
             self._end_step_if_done()
-            self._count_batch((*args, kwargs) if kwargs else args)
+            batch = (*args, kwargs) if kwargs else args
+            self._count_batch(batch)
         if self._forward_is_open:
             self._close_forward()
         self._is_outside = False
@@ -673,6 +675,7 @@ class HookMarks:
         return True
 
     def _end_function(self, code: int, has_failed: bool = False) -> None:
+        """Note that the function has returned, or raised, that makes up the phase ``code``."""
         self._running_phases.discard(code)
         if has_failed:
             self.timeline.mark(tape.FAIL)
@@ -698,13 +701,12 @@ class HookMarks:
         self._run_guarded(self._end_named_phase, code, error)
 
     def _begin_named_phase(self, code: int) -> bool:
-        """Begin a phase that the program names; return whether it is marked."""
+        """Begin the phase ``code``, which the program names; return whether it is marked."""
         if self._is_unmarked():
             return False
         # A step begins with its first batch, or with the model's call if no batch is seen.
-        can_begin_step = code == tape.DATA
-        if code == tape.FORWARD and self._batches == 0:
-            can_begin_step = True
+        is_forward_without_batch = code == tape.FORWARD and self._batches == 0
+        can_begin_step = code == tape.DATA or is_forward_without_batch
         if can_begin_step:
             if self._is_validation(self.modules):
                 self._go_outside(VALIDATION)
@@ -732,7 +734,7 @@ class HookMarks:
         if code not in self._named_phases:
             # It was still open when its step ended, and was closed there.
             return
-        # Reversed, because ``remove`` takes the first match, and the innermost is the last.
+        # ``remove`` takes the first match, so the phases are reversed while it removes the innermost, the last match.
         self._named_phases.reverse()
         self._named_phases.remove(code)
         self._named_phases.reverse()
@@ -750,7 +752,8 @@ class HookMarks:
         for code in reversed(self._named_phases):
             problem = "was still open when its step ended, and was closed there"
             self._report_once(f"phase {PHASES[code]} {problem}")
-            self.timeline.mark(tape.OPTIMIZED if code == tape.OPTIMIZER else tape.LEAVE)
+            end_code = tape.OPTIMIZED if code == tape.OPTIMIZER else tape.LEAVE
+            self.timeline.mark(end_code)
         self._named_phases.clear()
 
     # -- shared by all marks

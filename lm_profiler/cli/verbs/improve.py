@@ -41,6 +41,7 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve_record import (
     IMPROVE_FILE,
     IMPROVED_CONFIG,
+    Ended,
     ImproveRecord,
     read_improve,
 )
@@ -153,28 +154,25 @@ def _search(
     """Try the changes that the first setting's run suggests; return the record of the search."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with suppress(RecordError):
-        started = read_improve(
-            cells.folder.path
-        ).started  # An earlier call has started the search.
+        # if an earlier call has started the search
+        started = read_improve(cells.folder.path).started
     account = Account(request, started, baseline.took_s)
     try:
-        baseline_run = baseline.record
+        first_record = baseline.record
     except NoSteps as error:
         return _record_failure(cells, account, baseline, error)
 
-    changes = _changes_to_try(request, baseline, baseline_run)
-    notes = [
-        f"in the first setting's run, {line}"
-        for line in contention_lines(baseline_run.contention)
-    ]
-    if baseline_run.loader is None or baseline_run.loader.used_up is None:
+    notes = []
+    for line in contention_lines(first_record.contention):
+        notes.append(f"in the first setting's run, {line}")
+    if first_record.loader is None or first_record.loader.used_up is None:
         notes.append(_UNKNOWN_PREFETCH)
+    changes = _changes_to_try(request, baseline, first_record)
     refused = [change for change in changes if change.refused]
-    account = replace(account, refused=refused, notes=notes)
     to_try = [change for change in changes if not change.refused]
-    return search(
-        cells, replace(calls, first_record=baseline_run), to_try, account, display.show
-    )
+    account = replace(account, refused=refused, notes=notes)
+    calls = replace(calls, first_record=first_record)
+    return search(cells, calls, to_try, account, display.show)
 
 
 def _record_failure(
@@ -187,14 +185,13 @@ def _record_failure(
         raise UsageError(
             str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")
         ) from None
+    end: Ended = "failed"
+    note = str(error)
     if baseline.was_cut:
-        record = replace(account, notes=[_NO_TIME]).record(
-            searcher=None, end="budget", runs=1
-        )
-    else:
-        record = replace(account, notes=[str(error)]).record(
-            searcher=None, end="failed", runs=1
-        )
+        end = "budget"
+        note = _NO_TIME
+    account = replace(account, notes=[note])
+    record = account.record(searcher=None, end=end, runs=1)
     record.write(cells.folder.path / IMPROVE_FILE)
     return record
 

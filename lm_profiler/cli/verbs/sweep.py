@@ -145,16 +145,20 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
-    """Return the facts that a check of the cell's call confirms: of two cells with the same facts, one is checked.
+    """Return what a check of the cell's call confirms: of two cells with the same facts, one is checked.
 
-    One fact is that the verb has these options. Further facts are that each option accepts its value.
+    One fact is that the verb has these options: the verb and their names. Further facts are that an option accepts its
+    value: the option and the value, or the word for any whole number.
     """
     verb = cell.arguments[0]
-    facts: set[tuple[str, ...]] = {(verb, *cell.overrides)}
+    options_of_verb = (verb, *cell.overrides)
+    facts: set[tuple[str, ...]] = {options_of_verb}
     for option, value in cell.overrides.items():
         # An option that accepts one whole number accepts all, except for the number of nodes, which must be 1.
-        is_any_number = value.isdecimal() and option != "trainer.num_nodes"
-        facts.add((option, "a whole number" if is_any_number else value))
+        if value.isdecimal() and option != "trainer.num_nodes":
+            facts.add((option, "a whole number"))
+        else:
+            facts.add((option, value))
     return facts
 
 

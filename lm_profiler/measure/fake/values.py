@@ -150,9 +150,9 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         # Queries, for example of a device or a size, are two thirds of all calls, so they are handled first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
-        if any(
-            type(tensor) is Tensor for tensor in _tensors((*args, *kwargs.values()))
-        ):
+        tensors = list(_tensors((*args, *kwargs.values())))
+        has_real_tensors = any(type(tensor) is Tensor for tensor in tensors)
+        if has_real_tensors:
             args, kwargs = tree_map(self._fake_if_small, (args, kwargs))
         result = super().dispatch(func, types, args, kwargs)
         name = func.__name__
@@ -160,13 +160,13 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
             if result.layout is torch.sparse_coo:
                 # The number of rows that it stores is unknown.
                 raise DependsOnValues
+            is_made_of_numbers = not tensors
+            has_no_value = result.constant is None
             if "empty" in name:
                 self.forget(result)
-            elif result.constant is None and _can_have_value(result):
-                is_made_of_numbers = not [*_tensors((*args, *kwargs.values()))]
-                if is_made_of_numbers:
-                    with NO_MODES.find()():
-                        return self.with_value(func(*args, **kwargs))
+            elif is_made_of_numbers and has_no_value and _can_have_value(result):
+                with NO_MODES.find()():
+                    return self.with_value(func(*args, **kwargs))
         self._forget_written(name, args, kwargs)
         return result
 
@@ -180,7 +180,8 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         takes_list = bool(args) and isinstance(args[0], (list, tuple))
         if not takes_list or not works_in_place:
             return
-        # It writes to lists of tensors; torch handles only single tensors.
+        # It writes to lists of tensors; torch handles only single tensors. What it writes is unknown if any input
+        # is.
         written = args[:1] if "foreach" in name else args
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, FakeTensor) and leaf.constant is None:
@@ -240,6 +241,7 @@ def answer_with_unknown() -> None:
 
 
 def _item(tensor: Tensor) -> Any:
+    """Replace ``Tensor.item``: return an unknown number for a fake tensor without a value."""
     try:
         return Tensor.item(tensor)
     except FAKES.find().DataDependentOutputException:
@@ -247,12 +249,14 @@ def _item(tensor: Tensor) -> Any:
 
 
 def _format(tensor: Tensor, format_spec: str) -> str:
+    """Replace ``Tensor.__format__``, so that an unknown number can be printed."""
     if tensor.dim() == 0:
         return format(tensor.item(), format_spec)
     return repr(tensor)
 
 
 def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    """Replace ``Tensor.numpy``: return an array of unknown numbers for a small fake tensor without a value."""
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return Tensor.numpy(tensor.constant, force=force)
     if tensor.numel() > MOST_ELEMENTS:
@@ -268,13 +272,11 @@ def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
             return choose(*args, **kwargs)
         except DependsOnValues:
             values = args if len(args) > 1 else args[0]
-            if isinstance(values, (list, tuple)):
-                are_numbers = all(
-                    isinstance(value, (Number, Unknown)) for value in values
-                )
-                if are_numbers:
-                    return Unknown()
-            raise
+            if not isinstance(values, (list, tuple)):
+                raise
+            if not all(isinstance(value, (Number, Unknown)) for value in values):
+                raise
+            return Unknown()
 
     return choose_or_unknown
 

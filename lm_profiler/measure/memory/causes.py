@@ -210,7 +210,7 @@ class HoldingsReader:
         self._arrived_gradients = gradient_storages
 
     def step_ended(self) -> None:
-        """Keep the levels of the step that ends, and forget its parts."""
+        """Keep the levels of the step that ends, and start again for the next step."""
         self.levels = MemoryLevels(
             start=self._level_bytes.get("start"),
             forward=self._level_bytes.get("forward"),

@@ -82,7 +82,10 @@ class SavedTensors:
 
     @contextmanager
     def _disable_without_ours(self, message: str) -> Iterator[None]:
-        """Remove our hooks while ``torch.func`` disables hooks; with any hooks it would refuse to differentiate."""
+        """Replace torch's ``disable_saved_tensors_hooks``: remove our hooks for the time in which it disables hooks.
+
+        ``torch.func`` disables them, and would refuse to differentiate if there were any.
+        """
         disabled: AbstractContextManager[None] = self._disable(message)
         was_watching = self.is_watching
         self._set_watching(is_watching=False)

@@ -130,6 +130,7 @@ def _best_line(cells: CellsByBlocks) -> str | None:
     best = min(in_order, key=lambda blocks: peaks[blocks])
     position = in_order.index(best)
     neighbours = in_order[max(position - 1, 0) : position + 2]
+    # without any checkpoints first, then the neighbours
     compared = [blocks for blocks in neighbours if blocks not in (best, ())]
     if best != () and () in peaks:
         compared.insert(0, ())
@@ -163,16 +164,22 @@ def _blocks_text(blocks: Blocks) -> str:
     return str(list(blocks))
 
 
+def _good_cells(cells: CellsByBlocks, blocks: Blocks) -> list[Entry]:
+    """Return the cells with checkpoints at ``blocks`` that ended well."""
+    return [cell for cell in cells.get(blocks, ()) if cell.status == "ok"]
+
+
 def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
     """Return how much longer a step takes with the ``best`` checkpoints than without; empty if it is unknown."""
-    if best == ():
+    no_checkpoints: Blocks = ()
+    if best == no_checkpoints:
         return ""
-    null_cells = [cell for cell in cells.get((), ()) if cell.status == "ok"]
-    best_cells = [cell for cell in cells[best] if cell.status == "ok"]
-    if not null_cells or not best_cells:
+    cells_without = _good_cells(cells, no_checkpoints)
+    cells_with = _good_cells(cells, best)
+    if not cells_without or not cells_with:
         return ""
     try:
-        ratio = compare(null_cells, best_cells).step.interval
+        ratio = compare(cells_without, cells_with).step.interval
     except (RecordError, UsageError):
         return ""
     if ratio is None:

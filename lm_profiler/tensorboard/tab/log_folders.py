@@ -77,7 +77,7 @@ class LogFolders:
         runs_folders = []
         for name, folder in self._folders.items():
             runs_folders.append(RunsFolder(name, folder, (real_path(folder),)))
-        real_folders = {runs_folder.allowed_roots[0] for runs_folder in runs_folders}
+        real_folders = {real_path(folder) for folder in self._folders.values()}
         for runs_folder in runs_folders:
             # The list grows during the loop, because the targets of links may contain further links.
             for link in _links_to_folders(runs_folder.folder):
@@ -85,9 +85,8 @@ class LogFolders:
                 if real_folder in real_folders:
                     continue
                 real_folders.add(real_folder)
-                name = str(
-                    Path(runs_folder.name) / link.relative_to(runs_folder.folder)
-                )
+                path_below = link.relative_to(runs_folder.folder)
+                name = str(Path(runs_folder.name) / path_below)
                 # Files below the link may be in its target, or in the folders that contain the link.
                 allowed_roots = (*runs_folder.allowed_roots, real_folder)
                 runs_folders.append(RunsFolder(name, link, allowed_roots))
@@ -152,7 +151,7 @@ def _links_to_folders(top: Path) -> Iterator[Path]:
     """Yield the links to folders below ``top``, outside of runs and sweeps."""
     for parent, folders, files in os.walk(top):
         if RUN_FILE in files or PLAN_FILE in files:
-            folders.clear()
+            folders.clear()  # so that ``os.walk`` does not enter them
             continue
         for name in sorted(folders):
             link = Path(parent) / name
