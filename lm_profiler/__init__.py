@@ -22,6 +22,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> Any:
+    """Import what a program uses of this package only then, so that ``import lm_profiler`` takes no time."""
     if name == "__version__":
         # read only when it is requested, because that takes 4 ms
         from importlib.metadata import version

@@ -139,6 +139,7 @@ def binding(run: RunFacts) -> Verdict | None:
 
 
 def _first_verdict(run: RunFacts, checks: Sequence[_Check]) -> Verdict | None:
+    """Return the verdict of the first check that has one; None if none has."""
     for check in checks:
         verdict = check(run)
         if verdict is not None:

@@ -51,6 +51,7 @@ _OPTIONS = "instruments.profiling_options"  # the module of all others
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name of ``__all__`` from its module only when it is used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, _OPTIONS)}")

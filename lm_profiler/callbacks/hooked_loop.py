@@ -153,6 +153,7 @@ class HookedLoop:
 
     @property
     def wrapped_module(self) -> object:
+        """The first DDP module within the loop's modules, or else the first of these; None without modules."""
         for module in self.modules:
             for part in module.modules():
                 if isinstance(part, nn.parallel.DistributedDataParallel):
@@ -265,6 +266,7 @@ def _is_distributed() -> bool:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of wrappers such as DDP."""
     while type(module).__name__ in WRAPPERS:
         inner: Any = module.module
         module = inner

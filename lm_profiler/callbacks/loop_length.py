@@ -26,6 +26,7 @@ def fewest_steps_left(trainer: Trainer, verb: Verb) -> float:
 
 
 def _steps_until_max_steps(trainer: Trainer) -> float:
+    """Return how many steps are left until ``max_steps`` of the Trainer; infinity if it has no such limit."""
     if trainer.max_steps == -1:
         return math.inf
     # Lightning counts the steps of all optimizers.

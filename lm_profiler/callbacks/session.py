@@ -97,6 +97,7 @@ class Instruments:
             instrument.guard.run(instrument.begin, stage)
 
     def end(self, stage: str) -> None:
+        """End the instruments of ``stage``, in the reverse of the order in which they began."""
         for instrument in reversed(self._in_order):
             if instrument.guard.is_disabled:
                 instrument.guard.undo()  # inside a backward pass, where it failed, not everything could be undone
@@ -324,6 +325,7 @@ class Session:
         return is_enough
 
     def measured_s(self) -> list[float]:
+        """Return the seconds of the measured steps whose times are known."""
         return [
             row.time("step")
             for row in self.rows

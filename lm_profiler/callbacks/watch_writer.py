@@ -376,6 +376,7 @@ class WatchWriter:
             self._end_live_row()
 
     def _end_live_row(self) -> None:
+        """End the row of figures for trackers, and keep it for the training thread, which sends it."""
         if self.live_rows is None:
             return
         figures = self.live_rows.end_row(self._newest.now_ns)

@@ -159,6 +159,7 @@ class Watching:
         self._add_own_span(self.ledger.last_ns, self.clock())
 
     def _start_reader(self, device: torch.device) -> None:
+        """Start to read the counters of each step, and the allocator's."""
         self._probe = probe_of(device)
         read_allocator = partial(getattr, self._probe, "counts")
         self._reader = StepReader(self.clock, read_allocator, self._probe.usage)
@@ -569,6 +570,7 @@ class _TimedByName:
     name: str
 
     def __enter__(self) -> None:
+        """Note that the named span begins."""
         watching = self.watching
         try:
             watching.place.spans.append(RunningSpan(watching.clock(), self.name))
@@ -576,6 +578,7 @@ class _TimedByName:
             watching.guard.handle(error)
 
     def __exit__(self, *_: object) -> None:
+        """Note that the named span ends, and keep its time."""
         watching = self.watching
         try:
             if watching.place.spans:

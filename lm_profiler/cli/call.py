@@ -208,6 +208,7 @@ class Call:
         return sections
 
     def _line_replaces_class(self, key: str) -> bool:
+        """Return whether the command line names another class for the section ``key`` than the files do."""
         path = self._class_on_line(key)
         if path is None:
             return False
@@ -298,9 +299,8 @@ def _set_nested(content: dict[str, Any], path: Sequence[str], value: Any) -> Non
         return
     section = content.get(name)
     if isinstance(section, str):
-        inner_content = {"class_path": section}
-    else:
-        inner_content = dict(section or {})
+        section = {"class_path": section}
+    inner_content = dict(section or {})
     content[name] = inner_content
     is_option_of_class = "class_path" in inner_content and inner_path[0] != "init_args"
     if is_option_of_class:

@@ -494,6 +494,7 @@ def _texts_in(node: yaml.Node) -> Any:
 
 
 def _item_in(node: yaml.Node) -> Any:
+    """Return an item of a list: the entries of a mapping as texts, or else its text."""
     if isinstance(node, yaml.MappingNode):
         return {
             key_node.value: text_of(value_node) for key_node, value_node in node.value

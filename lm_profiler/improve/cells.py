@@ -251,6 +251,7 @@ class Cells:
         return finished
 
     def _has_more_time_for(self, finished: FinishedCell) -> bool:
+        """Return whether a cell that ran out of time would have more time now."""
         limit_s = min(self.left_s, self.limit_s)
         return (
             finished.outcome.status == "timeout"

@@ -131,6 +131,7 @@ def step_times_s(runs: Sequence[TimedRun]) -> list[float]:
 
 
 def _geometric_mean(values: Sequence[float]) -> float | None:
+    """Return the geometric mean of ``values``; None if there are none."""
     if not values:
         return None
     log_sum = math.fsum(math.log(value) for value in values)
@@ -334,6 +335,7 @@ def replaces(comparison: PairedComparison, former: PairedComparison) -> bool:
 
 
 def may_continue(comparison: PairedComparison) -> bool:
+    """Return whether further pairs may still decide the comparison."""
     return (
         comparison.verdict == "UNDECIDED"
         and comparison.reason is None

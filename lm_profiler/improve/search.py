@@ -374,6 +374,7 @@ class Searcher:
         return pooled_spread(settings, self.machine_spread)
 
     def run(self, options: Mapping[str, str]) -> TimedRun:
+        """Run the setting with ``options`` once more, and return its time; what it takes counts as spent."""
         runs = self.runs.setdefault(frozenset(options.items()), [])
         run = self.time(options, len(runs))
         runs.append(run)

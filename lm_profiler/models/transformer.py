@@ -453,6 +453,7 @@ def make_norm(config: TransformerConfig) -> nn.Module:
 
 
 def make_feed_forward(config: TransformerConfig) -> nn.Module:
+    """Return the feed-forward layer of the architecture."""
     if config.architecture == "gpt2":
         return GELULayers(config)
     if config.num_experts > 0:
@@ -521,6 +522,7 @@ class Transformer(nn.Module):
         return self._logits(x_BTD)
 
     def _logits(self, x_BTD: Tensor) -> Tensor:
+        """Return the logits of hidden states, by the embedding itself if it is tied."""
         if self.config.tied_embeddings:
             return F.linear(x_BTD, self.embedding.weight)
         logits_BTV: Tensor = self.head(x_BTD)

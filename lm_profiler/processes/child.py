@@ -274,7 +274,7 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Raise NoAnswer for an object whose class is defined in the script; pickle all others as usual."""
-        definition = type(value)
+        definition: Any = type(value)
         if isinstance(value, (type, types.FunctionType)):
             definition = value
         if definition.__module__ == "__main__":

@@ -59,6 +59,7 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """The name of the cell, or else of the run."""
         if self.cell is not None:
             return self.cell.id
         if self.record is not None:

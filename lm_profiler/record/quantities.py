@@ -226,6 +226,7 @@ def _slowest_rank_s(record: RunRecord) -> float | None:
 
 
 def _ranks_apart(record: RunRecord) -> float | None:
+    """Return by which share the slowest rank takes longer than the fastest; None if unknown."""
     fastest_s, slowest_s = _fastest_rank_s(record), _slowest_rank_s(record)
     if slowest_s is None or not fastest_s:
         return None

@@ -229,6 +229,7 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def largest_memory(self) -> Peaks:
+        """Return the largest of each memory reading over all rows."""
         if not len(self):
             return UNKNOWN
         largest = np.fmax.reduce(self.memory)  # NaN only if all are
@@ -368,6 +369,7 @@ def _parsed_row(texts: Sequence[str]) -> StepRow:
 
 
 def _times(texts: Sequence[str]) -> tuple[float, ...]:
+    """Return the seconds that ``texts`` state; raise ValueError if one is not a finite number."""
     seconds = tuple(map(float, texts))
     if not math.isfinite(sum(seconds)):
         raise ValueError(f"expected finite numbers, found {', '.join(texts)[:80]}")
@@ -381,6 +383,7 @@ def _count_if_known(text: str) -> int | None:
 
 
 def _count(text: str) -> int:
+    """Return the whole number that ``text`` states; raise ValueError if it states none."""
     is_count = text.isdecimal() and len(text) < 20
     if not is_count:
         raise ValueError(f"expected a count, found {text[:30]!r}")

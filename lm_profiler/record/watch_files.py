@@ -429,6 +429,7 @@ def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> No
 
 
 def _append(path: Path, content: bytes) -> None:
+    """Append ``content`` whole, or not at all if the disk is full."""
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         if file.write(content) < len(content):
@@ -489,6 +490,7 @@ def process_has_ended(name: str) -> bool:
 
 
 def _machine_name() -> str:
+    """Return a name for this machine, and on Linux for its namespace of processes."""
     namespace = ""
     with suppress(OSError):  # not Linux
         namespace = str(Path("/proc/self/ns/pid").readlink())

@@ -312,6 +312,7 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run the operator ``func`` (torch calls this for each one), and count the bytes that a collective sends."""
         if any(hasattr(kind, "to_local") for kind in types):
             # DTensor splits the call, and its collectives arrive here one by one.
             return NotImplemented

@@ -191,6 +191,7 @@ def _try_to_lock(lock: int) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
+    """Return whether another process has locked ``path``."""
     lock = _open_lock(path)
     try:
         return not _try_to_lock(lock)

@@ -34,6 +34,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name of ``__all__`` from its module only when it is used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES[name]}")

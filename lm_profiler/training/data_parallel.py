@@ -79,6 +79,7 @@ class WrappedDDP(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
+        """Within this context, backward exchanges no gradients, if the wrapper has ``no_sync``."""
         no_sync = getattr(self.model, "no_sync", None)
         self._accumulates = no_sync is not None
         with no_sync() if no_sync is not None else nullcontext():

@@ -436,6 +436,7 @@ def _workers(run: Run) -> int | None:
 
 
 def _flops_ratio(a: Side, b: Side) -> float | None:
+    """Return the FLOPs of B's step over those of A's; None if either is unknown."""
     flops_a, flops_b = _flops(a), _flops(b)
     if not flops_a or not flops_b:
         return None

@@ -432,9 +432,10 @@ def contention_lines(contention: Contention | None) -> list[str]:
         phrases.append(
             f"something else used {others_s / cpu_time_s:.0%} of this machine's CPU time"
         )
-    if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
+    throttled_s = contention.throttled_s or 0.0
+    if contention.had_s > 0.0 and throttled_s >= SHARED * contention.had_s:
         phrases.append(
-            f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s"
+            f"the CPU limit of its cgroup throttled this run for {throttled_s:.1f} s"
         )
     if contention.gpu is not None and contention.gpu.processes:
         phrases.append(_gpu_sharing_text(contention.gpu))

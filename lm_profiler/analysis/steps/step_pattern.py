@@ -168,8 +168,7 @@ def _separates(split: _Split, residuals: Series) -> bool:
     Two conditions must hold:
 
     - At least 75 % of the minority are higher (or lower) than 90 % of the others.
-    - Of the highest (or lowest) values, as many as the minority has, so many are of the minority that this is unlikely
-      in random order.
+    - So many of the minority are among the highest (or lowest) values that this is unlikely in random order.
     """
     is_minority = split.is_minority(residuals.size)
     minority_values = residuals[is_minority]

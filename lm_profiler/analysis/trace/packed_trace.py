@@ -683,6 +683,7 @@ def _list_or_empty(value: object) -> Sequence[Any]:
 
 
 def _name_of(event: Mapping[str, Any]) -> str:
+    """Return the name of an event; raise DamagedEvent if it has none."""
     name = event.get("name")
     if not isinstance(name, str):
         raise DamagedEvent("without a name")

@@ -528,6 +528,7 @@ def _at_bandwidth_ns(
 
 
 def _shape(piece: Piece) -> str | None:
+    """Return the sizes of the matrix product that ``piece`` computes, as text; None if it is unknown."""
     product = _product_of_piece(piece)
     if product is None or not product.m:
         return None
@@ -595,6 +596,7 @@ def contributors(
 
 
 def _contributor_key(piece: Piece) -> _ContributorKey:
+    """Return the key of the row to which the time of ``piece`` is added: its module, or else its phase and name."""
     path, _ = module_of(piece.module)
     if path is not None:
         return _ContributorKey(module=path, phase=None, name=None)
@@ -618,7 +620,15 @@ def _detail(
     things: str,
     why: Callable[[Piece], str | None] | None,
 ) -> str:
-    """Return a text with the count and the time of the largest kind of pieces, and why the largest piece is slow."""
+    """Return a text with the count and the time of the largest kind of pieces, and why the largest piece is slow.
+
+    Args:
+        group: the pieces, each with the nanoseconds that count.
+        seconds_per_ns: the factor from nanoseconds of the trace to seconds of one step.
+        steps: the number of traced steps.
+        things: the word for the pieces, in the plural.
+        why: returns why a piece is slow; None if that is not explained.
+    """
     largest_kind = _largest_sum((piece.kind, ns) for piece, ns in group)
     pieces_of_kind = sum(1 for piece, _ in group if piece.kind == largest_kind.name)
     count = f"{round(pieces_of_kind / steps, 2):,g}"  # 23 in two steps are 11.5
@@ -654,6 +664,7 @@ class _LargestSum(NamedTuple):
 
 
 def _largest_sum(weighed: Iterable[tuple[str, float]]) -> _LargestSum:
+    """Return the name with the largest sum of nanoseconds, this sum, and the number of names."""
     sums_ns: defaultdict[str, float] = defaultdict(float)
     for name, ns in weighed:
         sums_ns[name] += ns

@@ -189,12 +189,14 @@ class OwnedSpan(AbstractContextManager[None]):
     loop: LoopEvents | None = None  # set if the action ends a step
 
     def __enter__(self) -> None:
+        """Attribute the time from now on to the owner, and enter the action's own span."""
         owners = self.owners
         owners.guard.run(owners.enter, self.owner)
         if self.span is not None:
             owners.timeline.guard.run(self.span.__enter__)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        """Leave the action's own span, and attribute the time from now on to the action around it."""
         if kind is None and self.loop is not None:
             # set before anything that may fail, so that the step counts
             self.loop.is_step_done = True

@@ -134,6 +134,7 @@ def numerics_facts(
 
 
 def _call_step(name: str, module: Any, batch: Any) -> Any:
+    """Call a step of the module with the index 0 of a batch, if it takes an index."""
     method = getattr(module, name)
     takes_index = is_param_in_hook_signature(method, "batch_idx", min_args=2)
     if takes_index:

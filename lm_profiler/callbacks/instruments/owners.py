@@ -147,6 +147,7 @@ class Owners:
         use.no_cpu_ns += now.no_cpu_ns - before.no_cpu_ns
 
     def enter(self, owner: Owner) -> None:
+        """Attribute the time from now on to ``owner``, whose action begins."""
         if self.timeline.is_in_step:
             self._account_until(self.timeline.clock())
             self._calls[owner] += 1
@@ -154,6 +155,7 @@ class Owners:
         self._noted_ns = self.timeline.clock()
 
     def leave(self) -> None:
+        """Attribute the time from now on to the action around the one that ends."""
         if self.timeline.is_in_step:
             self._account_until(self.timeline.clock())
         if len(self._running) > 1:  # otherwise the action began before this watch

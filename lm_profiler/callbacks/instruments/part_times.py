@@ -66,6 +66,7 @@ class PartTimes(Instrument):
         self._steps = 0  # that were read
 
     def start(self) -> None:
+        """Time the program's parts from now on, in this thread."""
         self._thread = get_ident()
         self._undo.callback(time_parts, None)
         time_parts(

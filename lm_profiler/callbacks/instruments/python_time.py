@@ -167,6 +167,7 @@ class PythonTimes:
             self._outer_call = None
 
     def _enter(self, call: _FollowedCall) -> None:
+        """Put ``call``, which begins, onto the stack, and count it."""
         self._stack.append(call)
         if call.owner is None:
             return
@@ -480,6 +481,7 @@ def _returned(value: int, *, unchanged: bool = True) -> int:
 
 
 def _line_of(frame: FrameType) -> Line:
+    """Return the line that ``frame`` runs now."""
     code = frame.f_code
     function = code.co_name
     if sys.version_info >= (3, 11):

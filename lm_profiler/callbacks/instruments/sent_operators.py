@@ -37,6 +37,7 @@ class MissingOperator:
         return self  # as an overload of the operator
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raise UncountableError: the script that defines the operator cannot be imported here."""
         raise UncountableError(
             f"the step is compiled, and the script itself defines {self._operator_name}: "
             "define it in a module that can be imported"

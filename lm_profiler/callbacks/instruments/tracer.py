@@ -193,6 +193,7 @@ class ModuleRanges:
         self._calls.clear()
 
     def detach(self) -> None:
+        """Remove the hooks of the modules, and close the ranges that are still open."""
         open_ranges_with(None)
         self._hooks.close()
         for _, ranges in reversed(self._threads.open):

@@ -110,6 +110,7 @@ class FlopsWatch(Instrument):
         return facts
 
     def discard(self) -> None:
+        """Stop counting; may be called again if it fails."""
         super().discard()
         if self._step is not None:
             if self._operators is not None:
@@ -320,6 +321,7 @@ def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None
 
 
 def bytes_of_batch(batch: Any) -> int:
+    """Return the bytes of all tensors in ``batch``."""
     return sum(
         leaf.numel() * leaf.element_size()
         for leaf in tree_leaves(batch)

@@ -66,6 +66,7 @@ class Action(Nothing):
     leave: Callable[[], None]
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        """Call ``leave`` if the action succeeded, or mark that an error passed; no error of ours reaches training."""
         try:
             if kind is None:
                 self.leave()
@@ -119,6 +120,7 @@ class LastSpan(Span):
         self._loop = loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        """Note that the step is done, and mark the end of its last phase."""
         if kind is None:
             self._loop.is_step_done = True
         try:
@@ -135,6 +137,7 @@ class OptimizerStep(Nothing):
     loop: LoopEvents
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        """Note that the step is done, or mark that an error passed."""
         if kind is None:
             self.loop.is_step_done = True
             return
@@ -156,6 +159,7 @@ class Epoch(Nothing):
         self.guard.run(self.loop.enter_epoch)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        """Report to the loop that the epoch has ended, and end the fit if the loop must end."""
         if kind is not None:
             return
         try:
@@ -229,6 +233,7 @@ class Actions(dict[str, Marked]):
             }
 
     def __missing__(self, action_name: str) -> Marked:
+        """Return the span of an action that is new, and keep it. It is called for a name's first action."""
         if len(self) >= _MOST_NAMES:
             self.clear()
         guard = self._timeline.guard

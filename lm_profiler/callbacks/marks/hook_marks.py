@@ -539,6 +539,7 @@ class HookMarks:
     # -- optimizers
 
     def _begin_step_of(self, optimizer: Any) -> None:
+        """Note that ``optimizer`` begins to step."""
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
         if not self._named_phases:

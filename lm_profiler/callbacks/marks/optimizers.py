@@ -108,6 +108,7 @@ def call_before(
 
 
 def _replace_method(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -> None:
+    """Replace the method ``name`` of ``owner`` by ``wrapper`` until ``undo`` is closed."""
     attributes = getattr(owner, "__dict__", {})
     replaced = attributes.get(name)
     setattr(owner, name, wrapper)
@@ -155,6 +156,7 @@ class _MethodInContext(_Wrapper):
         self._guard = guard
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method within the context; no error of the context reaches training."""
         guard = self._guard
         context = self._context
         guard.run(context.__enter__)
@@ -202,6 +204,7 @@ class _MarkedStep(_Wrapper):
         return self._method.__func__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the optimizer's step as the phase optimizer, and its closure outside of this phase."""
         timeline = self._timeline
         guard = timeline.guard
         closure: Any = args[0] if args else kwargs.get("closure")

@@ -21,8 +21,8 @@ from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import PrivateName
 
-# If this many times the batches of a step come without a step, no step is expected to come.
-_MOST_STEPS_WITHOUT_ONE = 1000
+# If the batches of this many steps have come without any step, no step is expected to come.
+_MOST_MISSING_STEPS = 1000
 
 
 @dataclass(eq=False, repr=False)
@@ -193,7 +193,7 @@ class PhaseProfiler:
     def _is_loop_endless(self) -> bool:
         """Count one more batch without a step; return whether the fit has no limit and no step is expected to come."""
         self._batches_without_step += 1
-        most_batches = _MOST_STEPS_WITHOUT_ONE * self.trainer.accumulate_grad_batches
+        most_batches = _MOST_MISSING_STEPS * self.trainer.accumulate_grad_batches
         if self._batches_without_step <= most_batches or not self._has_no_limit():
             return False
         self.on_no_step(f"{self._batches_without_step:,} batches in a row")

@@ -113,6 +113,7 @@ class ModuleHook:
         self._guard = guard
 
     def __call__(self, *args: Any) -> None:
+        """Call the function of the hook, unless torch.compile only traces it; no error of ours reaches training."""
         if torch.compiler.is_compiling():
             return
         try:

@@ -222,6 +222,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
 
 
 def _checked(answer: Planned | Unplanned) -> Planned:
+    """Return the plan; raise UsageError or CannotPlan if there is none."""
     if isinstance(answer, Planned):
         return answer
     if answer.is_wrong_call:

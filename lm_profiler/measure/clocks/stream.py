@@ -65,6 +65,7 @@ class EventStream:
             return None
 
     def release(self, instants: Sequence[torch.Event]) -> None:
+        """Make the events available to ``record`` again."""
         self._free.extend(instants)
 
     def wait(self) -> None:

@@ -205,6 +205,7 @@ class Span:
     _code: int
 
     def __enter__(self) -> None:
+        """Mark the begin of the part."""
         timeline = self._timeline
         try:
             timeline.note((self._code, timeline.clock()))
@@ -212,6 +213,7 @@ class Span:
             timeline.guard.handle(error)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        """Mark the end of the part, and before it an error that passed."""
         timeline = self._timeline
         try:
             if kind is not None:

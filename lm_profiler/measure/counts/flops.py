@@ -564,18 +564,20 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run the operator ``func`` (torch calls this for each one), and count its FLOPs if it belongs to the step."""
         kwargs = kwargs or {}
         is_counted = False
         is_of_step = False
         is_composite = False
         autocast: AbstractContextManager[Any] = nullcontext()
         try:  # This calls code of the user's classes, which may raise anything.
-            subclasses = [
-                kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH
-            ]
-            has_fakes = any(
-                str(kind.__module__).startswith(_MODULE_OF_FAKES) for kind in subclasses
-            )
+            subclasses = []
+            has_fakes = False
+            for kind in types:
+                if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                    subclasses.append(kind)
+                    if str(kind.__module__).startswith(_MODULE_OF_FAKES):
+                        has_fakes = True
             if subclasses and not has_fakes:
                 # The tensors wrap others. Their class runs the operator on those, and it arrives here again.
                 return NotImplemented
@@ -766,6 +768,7 @@ class StepFlops:
         self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:
+        """Switch counting on or off for the part of the step that a mark begins."""
         reading = self._timeline.reading()
         stack = reading.stack
         self._counter.counting = stack[-1] in _COUNTED_PARTS

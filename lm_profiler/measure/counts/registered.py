@@ -45,6 +45,7 @@ class ProgramFormula:
     formula: Formula
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """Return what the formula returns; raise BrokenFormulaError if it raises, or returns no number."""
         try:
             flops = self.formula(*args, **kwargs)
         except Exception as error:

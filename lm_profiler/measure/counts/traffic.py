@@ -256,6 +256,7 @@ class TrafficReader:
     _has_new_gradients: bool = False
 
     def __call__(self, code: int) -> None:
+        """Note which parts of the step begin and end at a mark."""
         parts_before = self._open_parts
         self._open_parts = frozenset(self.timeline.stack)
         for part in self._open_parts - parts_before:

@@ -70,6 +70,7 @@ class KernelsOfCuda(TorchFunctionMode):
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Call ``func`` (torch calls this for each function) as CUDA would: with its fused kernels and autocast."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):

@@ -81,6 +81,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run the operator ``func``, and count the storages that it makes. torch calls this for each operator."""
         if func is _aten.mkldnn_rnn_layer.default:
             raise NotImplementedError(
                 "the memory that the CPU's LSTM kernel keeps for backward is unknown"

@@ -210,6 +210,7 @@ def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _can_have_value(tensor: Tensor) -> bool:
+    """Return whether the value of ``tensor`` is kept if it is known."""
     return (
         tensor.device.type == "cpu"
         and tensor.numel() <= MOST_ELEMENTS

@@ -182,19 +182,15 @@ class HoldingsReader:
         self.saved_tensors.unwatch()
 
     def __call__(self, code: int) -> None:
+        """Read what is held at the mark that begins the part ``code`` and ends the part before it."""
         peak_bytes = self.peak_bytes()
+        # the bytes by storage, for each field of ``Holdings`` in its order
         causes = [*storages_by_cause(self.module, self.optimizers, self.device)]
         held = _sums(causes)
         ended_part = self._part
         if ended_part is None:
             self.saved_tensors.watch()
-        if ended_part in (FORWARD, BACKWARD):
-            # With accumulation a step has several passes, of which the highest level counts.
-            phase = PARTS[ended_part]
-            earlier_level = self._level_bytes.get(phase, 0)
-            self._level_bytes[phase] = max(earlier_level, self._level(causes))
-        if code == FORWARD and "start" not in self._level_bytes:
-            self._level_bytes["start"] = self._level(causes)
+        self._keep_levels(ended_part, code, causes)
         if code == OPTIMIZER:
             self.moments["before_optimizer"] = split_by_cause(self.held_bytes(), held)
         elif ended_part == OPTIMIZER:
@@ -206,8 +202,20 @@ class HoldingsReader:
         self._part = code
         self._held_at_begin = held
         self._highest_at_gradient_hook = None
-        _, gradient_storages, *_ = causes  # in the order of ``Holdings``
+        _, gradient_storages, *_ = causes
         self._arrived_gradients = gradient_storages
+
+    def _keep_levels(
+        self, ended_part: int | None, begun_part: int, causes: Sequence[dict[int, int]]
+    ) -> None:
+        """Keep the bytes that are held if forward or backward ends, or if the step's first forward begins."""
+        if ended_part in (FORWARD, BACKWARD):
+            # With accumulation a step has several passes, of which the highest level counts.
+            phase = PARTS[ended_part]
+            earlier_level = self._level_bytes.get(phase, 0)
+            self._level_bytes[phase] = max(earlier_level, self._level(causes))
+        if begun_part == FORWARD and "start" not in self._level_bytes:
+            self._level_bytes["start"] = self._level(causes)
 
     def step_ended(self) -> None:
         """Keep the levels of the step that ends, and start again for the next step."""

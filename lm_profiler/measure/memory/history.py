@@ -143,6 +143,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` means that memory ran out, on a device or on the host."""
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(
             words in message_of(error).lower() for words in _OUT_OF_MEMORY
@@ -166,6 +167,7 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
 
 
 def _bytes(pattern: str, message: str) -> int | None:
+    """Return the bytes that ``pattern`` finds in ``message``: a number and its unit; None if it finds nothing."""
     match = re.search(pattern, message)
     if match is None:
         return None

@@ -115,6 +115,7 @@ class ProcessProbe(Probe):
         self._usage = None
 
     def peaks(self) -> Peaks:
+        """Return the peak of resident memory; the first two peaks are those of an allocator."""
         if self._inherits_peak:
             return None, None, self._status_peak()
         self._usage = getrusage(RUSAGE_SELF)
@@ -159,6 +160,7 @@ class PartPeaks:
         self._peaks_at_begin = UNKNOWN
 
     def __call__(self, code: int) -> None:
+        """Read the peak of the part that a mark ends, and restart it for the part ``code``, which begins."""
         if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
             self._step_peaks = largest_peaks((self._step_peaks, peaks))

@@ -403,6 +403,7 @@ class MarkLog:
         tensors: list[SeenTensor],
         saved_tensors: list[SeenTensor] | None,
     ) -> None:
+        """Keep what was reported at a mark; the mark END ends the step."""
         self._running_step.append(_Mark(self.clock_us(), code, tensors, saved_tensors))
         if code == END:
             self.step = self._running_step

@@ -390,6 +390,7 @@ def modes(entries: Sequence[Entry]) -> Table:
 
 
 def _mode_of(entry: Entry) -> str:
+    """Return which passes a run measures: forward, forward and backward, or a step with an optimizer."""
     if entry.verb != "fit":
         return "forward"
     has_no_optimizer = COLUMNS["optimizer"].get(entry) == "none"

@@ -116,10 +116,14 @@ def runs_for_figures(group: RunGroup) -> RunGroup:
 
 
 def estimate(group: RunGroup, column: Column) -> Estimate:
-    """Return the figure of ``column`` for a group: it uses the runs in which the figure is known."""
+    """Return the figure of ``column`` for a group: it uses the runs in which the figure is known.
+
+    With several runs it is their median, and the ends of its range are their extremes.
+    """
     runs = [entry for entry in runs_for_figures(group) if column.get(entry) is not None]
     if not runs:
         return Estimate()
+    # for each run whose rate is only a lower bound, the share of it that is certain; else None
     shares = [column.lower_bound_share(entry) for entry in runs]
     is_lower_bound = any(share is not None for share in shares)
     values = []
@@ -136,10 +140,11 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
             n=len(values),
             is_lower_bound=is_lower_bound,
         )
+    single_run = runs[0]
     single = Estimate(value=values[0], n=1, is_lower_bound=is_lower_bound)
-    ends = column.interval(runs[0])
+    ends = column.interval(single_run)
     if ends is None:
-        return replace(single, lacks_interval=column.lacks_interval(runs[0]))
+        return replace(single, lacks_interval=column.lacks_interval(single_run))
     low, high = ends
     factor = 1.0 if shares[0] is None else shares[0]
     return replace(single, low=low * factor, high=high * factor)

@@ -125,6 +125,7 @@ def excess_over_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list
 
 
 def _excess_over_median_of_fast(seconds: Sequence[float]) -> list[float]:
+    """Return how much longer each rank takes than the median of the fast ranks."""
     if len(seconds) < 2:
         return [0.0] * len(seconds)
     fast_seconds = [seconds[index] for index in fast_ranks(np.array(seconds))]
