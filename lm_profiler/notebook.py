@@ -95,7 +95,7 @@ def load(folder: str | Path) -> LoadedRun:
         if latest is None or entry.record.started >= latest[0].started:
             latest = (entry.record, entry.folder)
     if latest is None:
-        problems = [*runs.problems, f"{folder} holds no run that has begun"]
+        problems = [*runs.problems, f"{folder} has no run that has begun"]
         raise UsageError(f"load: {problems[0]}")
     record, run_folder = latest
     return LoadedRun(record, end_tables(record, run_folder), run_folder)
@@ -124,9 +124,7 @@ def table(
     if layout is not None:
         expect_one_of(LAYOUTS, "layout", layout)
         if columns:
-            raise UsageError(
-                "columns: expected one way to show the runs, given a layout too; leave one out"
-            )
+            raise UsageError("columns: works only without a layout; leave one out")
         data = laid_out(entries, layout)
         return Shown(data, [data])
     shown_columns = columns_named(columns, entries) if columns else None

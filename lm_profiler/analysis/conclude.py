@@ -231,9 +231,9 @@ class RunSteps:
         counted_elements = evidence.work_elements / evidence.work_batches
         if math.isclose(mean_elements, counted_elements, rel_tol=_SAME_SIZE):
             return []
-        sizes = f"a batch of {counted_elements:,.0f} elements, scaled to the mean of {mean_elements:,.0f}"
+        sizes = f"a batch of {counted_elements:,.0f} elements and scaled to the mean of {mean_elements:,.0f}"
         return [
-            f"batches differ in size: FLOPs are those of {sizes}; attention on longer sequences takes more than that"
+            f"batches differ in size: FLOPs were counted for {sizes}; attention on longer sequences needs more"
         ]
 
 
@@ -427,7 +427,8 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     prefetched = f"{loader.used_up} of the {measured_batches} measured batches were prefetched by the loader's workers"
     if lasting_s is None:
         notes.append(
-            f"{prefetched}: the long-run time of a step is unknown, because too few batches were loaded meanwhile"
+            f"{prefetched}: the long-run time of a step is unknown, because too few batches were loaded during "
+            "the measurement"
         )
         return {}
     measured_s = step.mean or mean_s
@@ -542,7 +543,10 @@ def _uncounted_note(flops: Flops) -> list[str]:
     if more > 0:
         names += f" and {more} more"
     return [
-        f"FLOPs, MFU and floors are lower bounds, without {names}: lm_profiler.register_flops takes a formula"
+        (
+            f"FLOPs, MFU and floors are lower bounds, because the FLOPs of {names} are unknown: give their formula to "
+            "lm_profiler.register_flops"
+        )
     ]
 
 
@@ -834,8 +838,8 @@ def with_figures_of_recorded_steps(record: RunRecord, rows: StepTable) -> RunRec
     if record.status == "unfinished":
         reason = f"unfinished: {UNFINISHED}"
     measured_steps = count_text(concluded.steps.get("measure", 0), "measured step")
-    note = f"{reason}; the figures use the {measured_steps} that it finished"
+    note = f"{reason}; the figures use the {measured_steps} that the run finished"
     ranks = np.unique(rows.rank).tolist()
     if len(ranks) > 1:
-        note += f" of {ranks_text(ranks)}, whose steps are here"
+        note += f" on {ranks_text(ranks)}, whose files were found"
     return concluded.model_copy(update={"notes": [*concluded.notes, note]})

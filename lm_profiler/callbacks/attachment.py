@@ -220,7 +220,7 @@ class Attachment:
                 self.finisher.begin, self._steps
             )
             return
-        Guard("writing the steps while they come", self.report).run(
+        Guard("writing steps during the run", self.report).run(
             begin_rows, folder, self.loop.rank
         )
 

@@ -30,7 +30,7 @@ from lm_profiler.record.run_record import Failure, Status
 
 def no_step(causes: str) -> Failure:
     """Return the failure of a run that ended without an error before it had done a step."""
-    message = f"expected at least one step, given none: {causes}"
+    message = f"the run had no step: {causes}"
     return Failure(phase="data", step=None, type="NoStep", message=message)
 
 

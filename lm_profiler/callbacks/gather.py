@@ -91,7 +91,9 @@ def unpacked(content: bytes, rank: int) -> Measured:
         rest.ranks_heard == 1 and np.all(rows.rank == rank) and timeline_ranks <= {rank}
     )
     if len(column_lengths) > 1 or rest.rows or not is_of_one_rank:
-        raise ValueError(f"its columns differ in length, or are not of rank {rank}")
+        raise ValueError(
+            f"the columns differ in length, or do not belong to rank {rank}"
+        )
     return replace(rest, rows=rows)
 
 

@@ -34,7 +34,7 @@ from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
 
 _NO_STEP_CAUSES = (
-    "no optimizer stepped in this thread. A compiled step or a CUDA graph calls no hook: name its parts with "
+    "no optimizer stepped in this thread. A compiled step or a CUDA graph calls no hooks: name its phases with "
     "run.phase(...)"
 )
 
@@ -195,10 +195,10 @@ class HookedLoop:
         if len(self.modules) != 1:
             raise UncountableError("the loop trains several models")
         if self._first_call is None:
-            raise UncountableError("no call of the model with tensors was seen")
+            raise UncountableError("the model was not called with tensors")
         called_module, arguments = self._first_call
         if called_module is not self.modules[0]:
-            raise UncountableError("the loop calls a part of its model")
+            raise UncountableError("the loop calls only a part of the model")
         return arguments
 
     def limit_steps(self, steps: int) -> None:
@@ -257,7 +257,7 @@ class HookedLoop:
     ) -> None:
         """Report that such a loop cannot be watched."""
         report(
-            "watch: only the fit of a Lightning Trainer can be watched; the stages are profiled"
+            "watch: only the fit of a Lightning Trainer can be watched; this run is profiled, but not watched"
         )
 
 

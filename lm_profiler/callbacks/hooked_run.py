@@ -101,7 +101,7 @@ class LoopSearch:
         """Wait for the first step of an optimizer, unless another loop of this process is profiled."""
         if OPTIMIZER_HOOKS.is_taken:
             self._report(
-                "another loop of this process is profiled already: this one is not"
+                "another loop of this process is already being profiled, so this one is not"
             )
             return
         OPTIMIZER_HOOKS.attach(self._wait)

@@ -42,8 +42,8 @@ from lm_profiler.usage_error import expect, expect_one_of
 Batch = TypeVar("Batch")
 
 _NOTHING_STEPPED = (
-    "profile(): no optimizer stepped inside, so nothing was profiled; a compiled step or a CUDA graph calls no hook: "
-    "use profile(model, optimizer), and name its parts with run.phase(...)"
+    "profile(): no optimizer stepped inside, so nothing was profiled; a compiled step or a CUDA graph calls no hooks: "
+    "use profile(model, optimizer), and name the phases with run.phase(...)"
 )
 
 

@@ -268,7 +268,7 @@ class RunFinisher:
             note = f"no steps of {ranks_text(missing)}"
             left_a_file = {*missing} <= {*rank_files(folder)}
             if not left_a_file:
-                note += f"; their files may be in {folder} on their host"
+                note += f"; their files may be in {folder} on the hosts of these ranks"
             notes.append(note)
         return replace(
             evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes

@@ -175,7 +175,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._drawing = Guard("progress", self.report)
-        self._writing = Guard("writing the steps while they come", self.report)
+        self._writing = Guard("writing steps during the run", self.report)
         self._last_write_ns = self.timeline.clock()
         self._begin_stage()
 
@@ -628,7 +628,7 @@ def _graph_pools_note(graph_pools_bytes: int | None) -> list[str]:
     """Return a note that peaks leave out what CUDA graphs use, if there are any."""
     if graph_pools_bytes is None:
         return []
-    reserved = f"{bytes_text(graph_pools_bytes)} of the reserved memory belong only to them, or to a MemPool"
+    reserved = f"{bytes_text(graph_pools_bytes)} of the reserved memory belong only to CUDA graphs, or to a MemPool"
     return [
         f"peaks of allocated memory exclude the memory of replayed CUDA graphs: {reserved}"
     ]

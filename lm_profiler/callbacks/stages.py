@@ -114,7 +114,7 @@ class StoppingRule:
         width = level_half_width(step_s)
         precision = "unknown" if width is None else f"known to ±{width:.1%}"
         steps = count_text(len(step_s), "step")
-        outcome = f"after {steps} the level is {precision}, the target was ±{self.options.until_ci:.1%}"
+        outcome = f"after {steps} the step time is {precision}, and the target was ±{self.options.until_ci:.1%}"
         return [
             f"measuring stopped at its limit: {outcome}; raise stages.max_steps or stages.max_seconds"
         ]
@@ -215,7 +215,7 @@ class Progress:
         if stage != "measure":
             return steps
         if self._is_timed:
-            return f"{TIMED_STEPS} steps and {TIMED_SECONDS:.0f} s, at most a minute"
+            return f"at least {TIMED_STEPS} steps and {TIMED_SECONDS:.0f} s, at most a minute"
         if self._may_end_early:
             return f"at most {steps}"
         return steps

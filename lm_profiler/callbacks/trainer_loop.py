@@ -37,7 +37,7 @@ _WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
 # strategies under which each rank holds a shard of both
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
 
-_NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or the Trainer is set to run none"
+_NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or the Trainer's options allow no step"
 
 
 @dataclass(eq=False)
@@ -217,7 +217,8 @@ class TrainerLoop:
         def report_no_step(place: str) -> None:
             cause = "the loader is empty, or every batch is skipped"
             report(
-                f"{place} had no step: {cause}. No max_steps or max_time ends the Trainer, so the run was stopped"
+                f"{place} had no step: {cause}. Without max_steps or max_time the Trainer would never end, so the "
+                "run was stopped"
             )
 
         self.phases = PhaseProfiler(

@@ -102,7 +102,7 @@ class WatchOutput:
         except OSError as error:
             if not self._was_reported:
                 self._was_reported = True
-                kept = "their contents are kept as far as memory allows"
+                kept = "their contents are kept in memory, up to a limit"
                 self.report(
                     f"watch files cannot be written; {kept}: {error_text(error)}"
                 )

@@ -46,8 +46,8 @@ from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.sweep_folder import SweepFolder
 
 _SHARED = (
-    "{} of {} runs shared the machine with other programs: their steps count without the time that they waited for a "
-    "CPU, and the search needs more pairs than on a quiet machine"
+    "{} of {} runs shared the machine with other programs: their step times exclude waits for a CPU, and the search "
+    "needs more pairs of runs than on a quiet machine"
 )
 
 

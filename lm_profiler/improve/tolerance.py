@@ -100,7 +100,7 @@ def check_numbers(
     if reason is not None:
         remarks.append(reason)
     if is_tolerated is False and may_change == UNKNOWN:
-        remarks.append("--accept_numerics accepts it")
+        remarks.append("--accept_numerics accepts this")
     return NumericsCheck(
         is_tolerated,
         loss_error=loss_error,

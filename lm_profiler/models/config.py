@@ -335,8 +335,8 @@ PRESETS.update(_with_source("gpt2", _GPT_2))
 
 # by a name without a source: what it means in cs336-2026
 _OTHER_MEANINGS = {
-    "xl": f"in cs336-2026 xl is {PRESETS['cs336-2026/xl'].dimensions}: --model.size=cs336-2026/xl",
-    "2.7B": "in cs336-2026 it is called xl: --model.size=cs336-2026/xl",
+    "xl": f"in cs336-2026, xl means {PRESETS['cs336-2026/xl'].dimensions}; select it with --model.size=cs336-2026/xl",
+    "2.7B": "in cs336-2026 it is called xl; select it with --model.size=cs336-2026/xl",
 }
 
 
@@ -362,7 +362,7 @@ def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
         return other_meanings([size])
     if named and size in PRESETS:
         return [
-            f"size {size}: only its name; other options give {', '.join(dimensions)}"
+            f"size {size}: only the name is used, because other options set {', '.join(dimensions)}"
         ]
     return []
 
@@ -377,7 +377,7 @@ def check_size_name(size: object) -> None:
     expected = f"{plain_names}, or a size of another source such as {newest_name}"
     remedy = (
         did_you_mean(str(size), PRESETS)
-        or f"; for a size of your own give {', '.join(DIMENSIONS)}"
+        or f"; for another size set {', '.join(DIMENSIONS)}"
     )
     raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy}")
 

@@ -241,7 +241,7 @@ def _results(
         expect(
             values.requires_grad,
             "attention",
-            "values with a gradient; `validate` times forward alone",
+            "outputs with a gradient; `validate` times forward alone",
             "none",
         )
         gradients: Sequence[Tensor | None] = torch.autograd.grad(

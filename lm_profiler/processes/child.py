@@ -147,13 +147,15 @@ class Child(Generic[Answer]):
         try:
             seconds_left = max(self._deadline - time.monotonic(), 0.0)
             if not self._link.poll(seconds_left):
-                raise NoAnswer(f"it took more than {PATIENCE * self._limit_s:g} s")
+                raise NoAnswer(
+                    f"the child process took more than {PATIENCE * self._limit_s:g} s"
+                )
             message: tuple[str, Any] = self._link.recv()
         except EOFError:
             code = _exit_code(self._process)
             if code == -signal.SIGPROF:  # the timer that `_confine` has set
                 raise NoAnswer(
-                    f"it took more than {self._limit_s:g} s of CPU time"
+                    f"the child process took more than {self._limit_s:g} s of CPU time"
                 ) from None
             raise NoAnswer(f"the child process ended: {end_text(code)}") from None
         finally:

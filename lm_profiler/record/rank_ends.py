@@ -61,7 +61,7 @@ def end_of_loop(rank: int, host: str, steps: int, now_s: float) -> RankEnd:
     It counts as a failure only if other ranks fail, because they waited for steps that this rank did not have.
     """
     message = (
-        f"its loop ended after step {steps} while the other ranks had more steps to do: "
+        f"the rank's loop ended after step {steps} while other ranks had more steps to do: "
         "give each rank's loader the same number of batches"
     )
     failure = Failure(
@@ -162,7 +162,7 @@ def how_it_ended(code: int | None) -> str:
     if code is None:
         return "hangs, or did not receive the signal that ended the others"
     if code == 0:
-        return "had no step left to do while the others had: do the ranks' loaders differ in length?"
+        return "had no steps left while other ranks had: do the ranks' loaders differ in length?"
     if code > 0:
         return f"ended with exit code {code}"
     is_known_signal = -code in {*signal.Signals}

@@ -454,7 +454,7 @@ def reason_of(error: Exception) -> str:
         error = error.__cause__
     line = _user_line_of(error)
     if _depends_on_values(error):
-        return f"its work depends on values, which are unknown without running it{line}"
+        return f"it depends on the values of tensors, which are unknown unless it runs{line}"
     if isinstance(error, WouldChange):
         return f"{error}{line}"
     if isinstance(error, Uncounted):
@@ -462,7 +462,7 @@ def reason_of(error: Exception) -> str:
     own_class = _MADE_FROM_PLAIN.search(str(error))
     if own_class is not None:
         # such as the 4-bit weights of bitsandbytes, which are quantized when they move to a GPU
-        return f"tensors of class {own_class[1]} cannot be made of tensors without data{line}"
+        return f"tensors of class {own_class[1]} cannot be made from tensors without data{line}"
     return f"{error_text(error)}{line}"
 
 

@@ -67,10 +67,10 @@ def count(pickled_step: bytes) -> StepWork | str:
     except UncountableError as error:
         return str(error)
     except Exception as error:
-        return f"on a copy without data the step fails: {reason_of(error)}"
+        return f"the step fails on a copy without data: {reason_of(error)}"
     if LINES_GIVEN_A_FAKE_FLOAT:
         first_line = next(iter(LINES_GIVEN_A_FAKE_FLOAT))
-        return f"on a copy without data its work may depend on a value ({first_line})"
+        return f"the step may depend on the value of a tensor, which a copy without data does not have ({first_line})"
     return work
 
 
@@ -108,7 +108,7 @@ def _rehearse(step: SentStep) -> StepWork:
             raise rehearsal.first_error from None
         raise error from None
     if rehearsal.step_work is None:
-        raise UncountableError("on a copy without data no step ends")
+        raise UncountableError("the rehearsal on a copy without data completed no step")
     return rehearsal.step_work
 
 

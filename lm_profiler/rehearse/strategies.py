@@ -185,7 +185,7 @@ class FakeRank(FakeDevice):
         pass  # no other rank exists
 
 
-_OFFLOADED = "FSDP keeps its weights and the optimizer's states on the host (cpu_offload), which is not planned"
+_OFFLOADED = "FSDP keeps its weights and the optimizer's states on the host (cpu_offload), which cannot be planned"
 
 
 def _refuse_offload(*_: object, **__: object) -> None:
@@ -395,7 +395,8 @@ def _fake_rank(
     """
     if issubclass(strategy_class, DeepSpeedStrategy):
         raise Uncounted(
-            f"{strategy_class.__name__} splits the module by its own engine, which takes no fake tensors"
+            f"{strategy_class.__name__} splits the module with its own engine, which cannot work on tensors "
+            "without data"
         )
     devices = options.get("devices")
     if str(devices) in ("auto", "-1", "None"):

@@ -110,8 +110,8 @@ def check_optimizer(name: str) -> None:
         expect(
             moves,
             "optimizer",
-            f"{name} to move all parameters to finite numbers",
-            "other numbers, or none",
+            f"{name} to change all parameters to finite numbers",
+            "unchanged parameters, or numbers that are not finite",
         )
         return
     truths = _updates(
@@ -125,7 +125,8 @@ def check_optimizer(name: str) -> None:
     error_share = max(errors) / largest
     if error_share > _TOLERANCE:
         raise UsageError(
-            f"optimizer: expected {name} to step as torch's {reference.__name__}, within {_TOLERANCE:g} of the "
+            f"optimizer: expected {name} to make the same steps as torch's {reference.__name__}, within "
+            f"{_TOLERANCE:g} of the "
             f"largest update, given a difference of {error_share:.3g} after {_STEPS} steps"
         )
 

@@ -117,7 +117,7 @@ def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where
 ) -> None:
     free(1 << 28)
     assert main(["fit", "--config=xl_bf16", "--trainer.accelerator=cpu"]) == 2
-    assert "in cs336-2026 xl is 2560/10240/32/32" in capsys.readouterr().err
+    assert "in cs336-2026, xl means 2560/10240/32/32" in capsys.readouterr().err
     assert main(["fit", "--model.size=cs336-2025/xl", "--trainer.accelerator=cpu"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
 

@@ -287,7 +287,10 @@ class SidePair:
         if not self.is_single:
             return None
         if self.is_busy:
-            return f"{self.spread.text}, and waits for a CPU are known to {_WAITS_KNOWN_TO:.0%}"
+            return (
+                f"{self.spread.text}, and the waits for a CPU were measured with an error of {_WAITS_KNOWN_TO:.0%} "
+                "(std)"
+            )
         return self.spread.text
 
     @property
@@ -565,10 +568,13 @@ def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
         return []
     if work:
         return [
-            "other programs used the machine: times are upper bounds; figures without waiting for a CPU decide"
+            (
+                "other programs used the machine: times are upper bounds; the verdict uses figures that exclude "
+                "waits for a CPU"
+            )
         ]
     return [
-        "other programs used the machine: times are upper bounds, and no figure without their effect is known"
+        "other programs used the machine: times are upper bounds, and no figure that excludes their effect is known"
     ]
 
 
@@ -584,7 +590,7 @@ def _notes_on_runs(a: Side, b: Side) -> list[str]:
         notes.append("B is a single run: its scatter is assumed to equal that of A")
     elif min(runs_a, runs_b) == 2:
         notes.append(
-            "two runs per side hardly show how much runs differ: with three, intervals are several times narrower"
+            "two runs per side hardly show how much runs differ; with three, intervals are several times narrower"
         )
     began_a = [run.record.started for run in a.runs]
     began_b = [run.record.started for run in b.runs]

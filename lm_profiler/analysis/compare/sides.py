@@ -304,7 +304,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     for entry in entries:
         steps = _measured_steps(entry)
         if entry.record is None or not steps:
-            reason = f"it has no measured step ({_end_text(entry)})"
+            reason = f"no step was measured ({_end_text(entry)})"
             unusable.append((entry.folder, reason))
             continue
         model = model_of(steps)
@@ -351,7 +351,7 @@ def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
         note = f"{folder} {text}"
         further_runs = len({group_folder for group_folder, _ in group}) - 1
         if further_runs:
-            note += f"; likewise {further_runs} more of {runs} runs"
+            note += f"; the same is true of {further_runs} more of the {runs} runs"
         notes.append(note)
     return notes
 
@@ -371,14 +371,14 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
     doubts = []
     if entry.status != "ok":
         end = f"ended {entry.status} ({_short_reason(entry)})"
-        doubts.append(f"{end}; the steps that it had measured are used")
+        doubts.append(f"{end}; the steps measured until then are used")
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}{_course(run)}")
     steps = len(run.steps)
     if run.model.cut >= _MUCH_WARM_UP * steps:
         cut_steps = f"the first {run.model.cut} of {steps}"
-        doubts.append(f"has warm-up among its measured steps: {cut_steps} do not count")
+        doubts.append(f"has warm-up among its measured steps: {cut_steps} are left out")
     doubts += [f"was disturbed: {line}" for line in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.saves_s is not None:
         share = f"{record.ranks.waiting_share:.0%} of a step"
@@ -397,7 +397,7 @@ def _course(run: Run) -> str:
     texts = [f"{ms_text(model.levels[0])} ms"]
     for edge, level_s in zip(model.edges[1:-1], model.levels[1:], strict=True):
         texts.append(f"{ms_text(level_s)} ms from step {run.steps[edge].step} on")
-    return f" (it took {', '.join(texts)}; the mean over all steps is compared)"
+    return f" (a step took {', '.join(texts)}; the mean over all steps is compared)"
 
 
 def _waited_for(ranks: Ranks) -> str:

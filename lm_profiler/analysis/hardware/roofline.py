@@ -395,7 +395,7 @@ def beaten_floors(
         )
     reason = f"took less time than their FLOPs or bytes need at {', '.join(rate_texts)}"
     return [
-        f"unknown floors: {', '.join(beaten_phases)} {reason}: bytes are in caches, or a rate is too low"
+        f"unknown floors: {', '.join(beaten_phases)} {reason}; either data came from caches, or a rate is too low"
     ]
 
 
@@ -430,12 +430,12 @@ def contention_lines(contention: Contention | None) -> list[str]:
         )
     elif others_s >= _LARGE_CPU_SHARE * cpu_time_s:
         phrases.append(
-            f"something else used {others_s / cpu_time_s:.0%} of this machine's CPU time"
+            f"other processes used {others_s / cpu_time_s:.0%} of this machine's CPU time"
         )
     throttled_s = contention.throttled_s or 0.0
     if contention.had_s > 0.0 and throttled_s >= SHARED * contention.had_s:
         phrases.append(
-            f"the CPU limit of its cgroup throttled this run for {throttled_s:.1f} s"
+            f"the CPU limit of the run's cgroup throttled it for {throttled_s:.1f} s"
         )
     if contention.gpu is not None and contention.gpu.processes:
         phrases.append(_gpu_sharing_text(contention.gpu))
@@ -453,4 +453,4 @@ def _gpu_sharing_text(gpu: GpuSharing) -> str:
     memory = "unknown memory"
     if gpu.memory_bytes is not None:
         memory = f"{gpu.memory_bytes * 2**-30:.1f} GiB"
-    return f"{processes} on this GPU: {time_share} of its time, {memory}"
+    return f"{processes} on this GPU: {time_share} of the GPU's time, {memory}"

@@ -98,8 +98,8 @@ def ranks_of(
     missing = world - len(timelines)
     if missing:
         notes.append(
-            f"{missing} of {world} ranks did not report their arrivals, or used another clock: "
-            "waiting for them is unknown"
+            f"{missing} of {world} ranks did not report when they arrived at collectives, or used another clock: "
+            "how long other ranks waited for them is unknown"
         )
     has_rank_0 = numbers[0] == 0
     waiting_of_rank_0_s = _by_part(waiting_s[0]) if has_rank_0 else None
@@ -168,7 +168,7 @@ def communication_figures(
         waited_s = 0.0 if waiting_s is None else waiting_s.get(phase, 0.0)
         exposed_s[phase] = max(phase_ns * 1e-9 / traced.steps - waited_s, 0.0)
     waiting_words = (
-        "waiting included" if waiting_s is None else "minus the waiting of that rank"
+        "including waiting" if waiting_s is None else "without that rank's waiting"
     )
     fields["exposed_s"] = exposed_s
     fields["exposed_source"] = (

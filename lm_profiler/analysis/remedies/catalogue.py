@@ -423,12 +423,12 @@ def _ranks_text(finding: RankFinding) -> str:
 
 
 def _precision_text(finding: Finding, settings: Settings) -> str:
-    return f"Try precision {finding.what}: matrix products are faster in it."
+    return f"Try precision {finding.what}: it makes matrix products faster."
 
 
 def _plain_precision_text(finding: Finding, settings: Settings) -> str:
     dtype = "float16" if str(finding.what).startswith("16") else "bfloat16"
-    return f"Try torch.autocast with dtype=torch.{dtype} around forward and loss: matrix products are faster in it."
+    return f"Try torch.autocast with dtype=torch.{dtype} around forward and loss: it makes matrix products faster."
 
 
 def _input_text(finding: Finding, settings: Settings) -> str:
@@ -447,8 +447,8 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         return f"Give the DataLoader more workers, or {prepare}."
     if finding.facts.get("takes_over"):
         return (
-            "Pass fewer, larger tensors per batch, or load in the main process (num_workers=0): taking over what "
-            "the workers send keeps the training thread busy."
+            "Pass fewer, larger tensors per batch, or load in the main process (num_workers=0): the training thread "
+            "spends much time on receiving tensors from the workers."
         )
     cores = settings.cores or math.inf
     wanted_workers = min(2 * workers or 2, cores)
@@ -459,16 +459,16 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     if wait_exceeds_transfer and wanted_workers > workers:
         waits = ""
         if wanted_workers > cores:
-            waits = f" (more than the {count_text(int(cores), 'core')}: they wait more than they compute)"
+            waits = f" (more than the {count_text(int(cores), 'core')}, because workers mostly wait)"
         costliest = f": {_place(finding)} takes most of it" if finding.file else ""
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
     if not wait_exceeds_transfer:
-        reason = "a worker needs as long to transfer a batch"
+        reason = "transferring a batch from a worker takes as long as the wait"
     elif workers >= cores and finding.facts.get("waits"):
-        reason = f"there are {workers} workers, and each of them waits most of the time"
+        reason = f"the {workers} workers already wait most of the time"
     elif workers >= cores:
-        reason = f"there are as many workers ({workers}) as CPU cores for them"
+        reason = f"there are already as many workers ({workers}) as available CPU cores"
     else:
         reason = f"more than {count_text(workers, 'worker')} would not help"
     place = _place(finding) or "the loader"
@@ -478,10 +478,8 @@ def _input_text(finding: Finding, settings: Settings) -> str:
 def _transfer_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about the transfer of batches to the device."""
     if settings.pin_memory is False:
-        return (
-            "Pin the batches' memory (pin_memory=True): copies then overlap with work."
-        )
-    return "Send less to the device: token ids as int32 instead of int64, and only what the step uses."
+        return "Pin the batches' memory (pin_memory=True): copies then overlap with computation."
+    return "Send less data to the device: token ids as int32 instead of int64, and only tensors that the step uses."
 
 
 def _reload_text(finding: Finding, settings: Settings) -> str:
@@ -496,17 +494,18 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
     action = owner if is_gap else f"in {owner}"
     function = finding.what
     if function and not owner.endswith(function):
-        action += f", most in {function}"
+        place = f"{function} {_line_of(finding)}".strip()
+        return f"Do less work {action}, or do it less often: most of the time is spent in {place}."
     action = f"{action} {_line_of(finding)}".strip()
-    return f"Do less {action}, or do it less often."
+    return f"Do less work {action}, or do it less often."
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:
-    return f"Log less often, for example `if batch_idx % 50 == 0`: {_place(finding)}."
+    return f"Log less often in {_place(finding)}, for example only `if batch_idx % 50 == 0`."
 
 
 def _plain_logging_text(finding: Finding, settings: Settings) -> str:
-    return f"Log less often, for example `if step % 50 == 0`: {_place(finding)}."
+    return f"Log less often in {_place(finding)}, for example only `if step % 50 == 0`."
 
 
 def _odd_steps_text(finding: Finding, settings: Settings) -> str:
@@ -518,8 +517,8 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
     if finding.what:
         longest += f", {finding.what}"
     if count == 1:
-        return f"Find out what {finding.phase} did in one slow step: {longest}."
-    return f"Find out what {finding.phase} does in {count_text(count, 'slow step')}: {longest}."
+        return f"Find out why {finding.phase} was slow in one step: {longest}."
+    return f"Find out why {finding.phase} was slow in {count_text(count, 'step')}: {longest}."
 
 
 def _sleep_text(finding: Finding, settings: Settings) -> str:
@@ -535,11 +534,11 @@ def _python_text(finding: Finding, settings: Settings) -> str:
         calls = finding.facts.get("calls", 0.0)
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     if finding.what == PRINTING:
-        return f"Do not convert tensors to text in {finding.phase}: {place} does, even if the text is never read."
+        return f"Do not convert tensors to text in {finding.phase}: {place} does so, even if the text is never read."
     code = "Python" if finding.what == "python" else finding.what
-    sentence = f"Move {code} out of {finding.phase}: {place}"
+    sentence = f"Move the {code} code of {place} out of {finding.phase}"
     if finding.phase == "optimizer" and finding.what == "python":
-        sentence += "; update all weights together (torch._foreach functions, or an optimizer with fused=True)"
+        sentence += ", and update all weights together (torch._foreach functions, or an optimizer with fused=True)"
     return f"{sentence}."
 
 
@@ -548,9 +547,9 @@ def _pattern_text(
 ) -> str:
     """Return the advice about every n-th step being slow; ``option`` is the option that shows whose code is slow."""
     period = int(finding.facts.get("every", 0.0))
-    sentence = f"Find out what {finding.phase} does every {period} steps"
+    sentence = f"Find out why {finding.phase} takes longer every {period} steps"
     if finding.phase == "other":
-        sentence += f": {option}={period + 1} names its owner"
+        sentence += f": {option}={period + 1} shows which code takes the time"
     return f"{sentence}."
 
 
@@ -560,7 +559,7 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
         return "Let the optimizer update all weights together (foreach=True), not one by one."
     sentence = "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds"
     if settings.weight_by_weight:
-        sentence += " (foreach=False is set now)"
+        sentence += " (foreach=False is currently set)"
     return f"{sentence}."
 
 
@@ -588,7 +587,7 @@ def _small_batch_text(finding: Finding, settings: Settings) -> str:
         settings.memory_free_share is not None and settings.memory_free_share < 0.1
     )
     if memory_is_full:
-        return f"Memory is full: accumulate gradients over more batches{size}."
+        return f"Accumulate the gradients of more batches{size}: memory is too full for a larger batch."
     return f"Try a larger batch{size}: much of the step time does not depend on the batch size."
 
 
@@ -598,17 +597,14 @@ def _profiler_text(finding: Finding, settings: Settings) -> str:
 
 def _sync_text(finding: Finding, settings: Settings) -> str:
     file_name = Path(finding.file or "").name
-    return f"Do not wait for the device in each step: {finding.what} ({file_name}:{finding.line})."
+    return f"Do not wait for the device in each step, as {finding.what} does ({file_name}:{finding.line})."
 
 
 def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a forward pass that is repeated on the same input."""
     passes = finding.facts.get("passes", 0.0)
-    often = "again" if passes <= 1.0 else f"{passes:,.3g} times again"
-    return (
-        f"Keep the first result of {finding.what}: each step computes it {often}, on the same input "
-        "(a second forward pass)."
-    )
+    often = "again" if passes <= 1.0 else f"{passes:,.3g} more times"
+    return f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input."
 
 
 def _compile_text(finding: Finding, settings: Settings) -> str:
@@ -616,9 +612,7 @@ def _compile_text(finding: Finding, settings: Settings) -> str:
     sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
     if finding.what and finding.owner:
         share = finding.facts.get("costliest", 0.0)
-        sentence += (
-            f" (costliest operator: {finding.what} in {finding.owner}, {share:.0%})"
-        )
+        sentence += f" (costliest operator: {finding.what} in {finding.owner}, {share:.0%} of the step)"
     return f"{sentence}."
 
 
@@ -628,16 +622,16 @@ def _padding_text(finding: Finding, settings: Settings) -> str:
     unused = finding.facts.get("unused", 0.0)
     if unused >= padding / 2.0:
         return (
-            f"Pad each batch to its own longest sequence (in the collate function): {unused:.0%} of its positions "
-            "are beyond it."
+            f"Pad each batch only to its own longest sequence (in the collate function): {unused:.0%} of the positions "
+            "lie beyond that length."
         )
     return f"Batch sequences of similar length together, or pack them: {padding:.0%} of the positions are padding."
 
 
 def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Set requires_grad=False for the weights of {finding.what}, or run it under torch.no_grad(): they get "
-        "gradients, but no optimizer updates them."
+        f"Set requires_grad=False for the weights of {finding.what}, or run it under torch.no_grad(): the weights "
+        "get gradients, but no optimizer updates them."
     )
 
 
@@ -650,8 +644,8 @@ def _broadcast_text(finding: Finding, settings: Settings) -> str:
     if finding.file:
         table = f"{_place(finding)} broadcasts small tensors to a far larger one"
     return (
-        f"Check the shapes: {table}. If you want all pairs, torch.cdist or a matrix product needs no such table; "
-        "if not, a dimension is missing, or there is one too many (squeeze)."
+        f"Check the shapes: {table}. If you need all pairs, torch.cdist or a matrix product avoids this large tensor; "
+        "if not, an input has a dimension too few or too many (unsqueeze or squeeze it)."
     )
 
 
@@ -662,7 +656,7 @@ def _unused_text(finding: Finding, settings: Settings) -> str:
             f"Avoid the unused gradients of {_code(finding)}: set requires_grad_(False), call it under "
             "torch.no_grad(), or detach its input."
         )
-    return f"Leave out what {_code(finding)} computes: nothing uses the result."
+    return f"Remove the computation in {_code(finding)}: nothing uses its result."
 
 
 def _groups_text(finding: Finding, settings: Settings) -> str:
@@ -720,7 +714,7 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "tf32",
-        "Allow TF32 products: torch.set_float32_matmul_precision('high').",
+        "Allow TF32 for matrix products: torch.set_float32_matmul_precision('high').",
         likely_share=0.35,
         candidates=allow_tf32,
     ),
@@ -749,7 +743,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
-        "Recompute less (activation checkpointing, chunked loss): there is enough memory to keep the first results.",
+        "Recompute less (activation checkpointing, chunked loss): memory suffices to keep the results of forward.",
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
     ),
@@ -766,30 +760,30 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "repeated",
         _on_operators(
-            "Keep the first result: {code} repeats a computation of the same step on the same values."
+            "Reuse the first result: {code} repeats a computation of the same step on the same values."
         ),
         likely_share=0.9,
     ),
     Remedy(
         "constant",
         _on_operators(
-            "Compute it once, before training: the result of {code} is the same in each step."
+            "Compute the result of {code} once, before training: it is the same in each step."
         ),
         likely_share=0.9,
     ),
     Remedy(
         "zeros",
         _on_operators(
-            "Do not multiply by zeros in {code}: {share} of a factor is zero. Replace a diagonal matrix by "
-            "scaling rows, a one-hot matrix by indexing, any other by a sparse matrix."
+            "Do not multiply by zeros in {code}: {share} of the elements of a factor are zero. Replace a diagonal "
+            "matrix by scaling rows, a one-hot matrix by indexing, or any other by a sparse matrix."
         ),
         likely_share=0.9,
     ),
     Remedy(
         "ignored",
         _on_operators(
-            "Drop the positions that do not affect the loss before {code}: at {share} of all positions the "
-            "gradient is zero (ignored labels, padding, unused outputs)."
+            "Before {code}, drop the positions that do not affect the loss: the gradient is zero at {share} of all "
+            "positions (ignored labels, padding, unused outputs)."
         ),
         likely_share=0.9,
     ),
@@ -827,16 +821,17 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "figures",
         _on_operators(
-            "Compute it less often, for example every 50 steps: training does not need the result of {code}, only"
-            " Python code reads it (a metric, for example)."
+            "Compute the result of {code} less often, for example every 50 steps: only Python code reads it (for a "
+            "metric, for example), and training does not need it."
         ),
         likely_share=0.9,
     ),
     Remedy(
         "scores",
         _on_operators(
-            "Use fused attention at {code}: torch.nn.functional.scaled_dot_product_attention stores no scores "
-            "(nn.MultiheadAttention: need_weights=False; dropout on a CPU and some masks prevent it)."
+            "Use fused attention at {code}: torch.nn.functional.scaled_dot_product_attention does not store "
+            "the attention scores (nn.MultiheadAttention uses it with need_weights=False; dropout on a CPU and some "
+            "masks prevent it)."
         ),
         likely_share=0.7,
     ),
@@ -853,22 +848,23 @@ REMEDIES: Sequence[Remedy] = (
         "gathered",
         _on_operators(
             "Apply the layer before rows are copied, and copy its results: {share} of the rows that {code} "
-            "multiplies by a weight are copies of others."
+            "multiplies by a weight are copies of other rows."
         ),
         likely_share=0.8,
     ),
     Remedy(
         "copied",
         _on_operators(
-            "Avoid the copies at {code}, such as contiguous(), clone(), a change of the type, or reshape() of a "
-            "permuted tensor: keep one layout and type."
+            "Avoid the copies at {code}, such as contiguous(), clone(), a change of the dtype, or reshape() of a "
+            "permuted tensor: keep one memory layout and one dtype."
         ),
         likely_share=0.6,
     ),
     Remedy(
         "side_work",
         _on_operators(
-            "Compute less in {code}, or less often: it runs no layers (costliest operator: {what})."
+            "Compute less in {code}, or less often: much of the step is spent there, outside the model's layers "
+            "(costliest operator: {what})."
         ),
         likely_share=0.6,
     ),
@@ -929,11 +925,11 @@ REMEDIES: Sequence[Remedy] = (
         "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO).",
         "Save checkpoints less often, or asynchronously (torch.distributed.checkpoint.async_save).",
     ),
-    Remedy("epoch", "Make epochs longer: the epoch boundary takes time."),
+    Remedy("epoch", "Make epochs longer: each epoch boundary takes time."),
     Remedy(
         "worker_start",
-        "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer: new workers "
-        "start at each epoch.",
+        "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer: at present "
+        "new workers are started for each epoch.",
     ),
     Remedy("reload", _reload_text),
     Remedy("owner", _owner_text, likely_share=0.95),
@@ -953,7 +949,7 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "compilation",
-        "Keep shapes equal, or compile with dynamic=True: torch.compile recompiles repeatedly.",
+        "Use the same shapes in all steps, or compile with dynamic=True: torch.compile recompiles repeatedly.",
     ),
     Remedy("profiler", _profiler_text, likely_share=0.5),
     Remedy(
@@ -968,7 +964,7 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "communication",
-        "Try a larger batch: gradients are exchanged once per step, whatever the batch size.",
+        "Try a larger batch: gradients are exchanged once per step, regardless of the batch size.",
         likely_share=0.4,
     ),
 )

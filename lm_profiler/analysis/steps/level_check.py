@@ -50,10 +50,12 @@ def level_check_note(
     is_small = abs(share) < _LEAST_SHARE or abs(share) * usual_s < _LEAST_S
     if is_small or abs(difference) < _LEAST_SPREADS * _spread(model):
         return []
-    direction = "more" if share > 0.0 else "less"
+    direction = "slower" if share > 0.0 else "faster"
     times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
-    steps = f"the {count_text(len(later), 'step')} after the measured ones take {abs(share):.0%} {direction} ({times})"
-    return [f"{steps}: the level may change; measure longer, or use watch"]
+    steps = f"the {count_text(len(later), 'step')} after the measured ones are {abs(share):.0%} {direction} ({times})"
+    return [
+        f"{steps}: the step time may be changing; measure longer, or watch the run (--watch=true)"
+    ]
 
 
 def _spread(model: StepModel) -> float:

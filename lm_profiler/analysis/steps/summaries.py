@@ -395,7 +395,7 @@ def changed_batches_note(
         if count.batches != known_counts[0].batches:
             changed_steps.append(count.step)
     steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_steps[0]}"
-    return [f"{steps}: throughput and FLOPs use {mean:.3g} batches per step"]
+    return [f"{steps}: throughput and FLOPs assume {mean:.3g} batches per step"]
 
 
 def lasting_step_s(
@@ -607,4 +607,4 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 def _has_steps(entry: Entry) -> bool:
     if entry.record is not None and entry.record.steps and _recorded(entry):
         return True
-    raise RecordError(f"{entry.folder}: no steps to cut ({entry.status})")
+    raise RecordError(f"{entry.folder}: the run recorded no steps ({entry.status})")

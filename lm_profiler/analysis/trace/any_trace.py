@@ -265,9 +265,7 @@ def _names_of(ranges: Iterable[Range]) -> str:
     counts = Counter(annotation.name for annotation in ranges)
     names = [repr(name) for name, _ in counts.most_common(_MOST_NAMES)]
     if not names:
-        return (
-            "; it has no range of a program at all, see torch.profiler.record_function"
-        )
+        return "; it has no ranges at all (torch.profiler.record_function makes them)"
     return f"; it has {', '.join(names)}"
 
 

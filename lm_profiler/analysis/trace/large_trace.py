@@ -49,12 +49,12 @@ class TracePart(NamedTuple):
     @property
     def words(self) -> str:
         """A description of the part, for the user."""
-        shown_part = "only its beginning is shown, as one step"
+        shown_part = "only the beginning of the trace is shown, as one step"
         if self.has_whole_steps:
             shown_part = (
-                f"only its first {len(self.steps)} of {self.all_steps} steps are shown"
+                f"only the first {len(self.steps)} of {self.all_steps} steps are shown"
             )
-        return f"{shown_part}, because it has too many events"
+        return f"{shown_part}, because the trace has too many events"
 
 
 # Events are counted in at most this many stretches of time, so that the memory does not grow with the file.

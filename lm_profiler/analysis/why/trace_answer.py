@@ -78,10 +78,10 @@ def _notes(trace: AnyTrace) -> list[str]:
         notes.append(trace.part_words)
     if len(packed.devices) > 1 and trace.work.on_device:
         notes.append(
-            f"it holds kernels of {len(packed.devices)} devices: busy is the time in which any of them was busy"
+            f"the trace has kernels of {len(packed.devices)} devices: busy is the time in which any of them was busy"
         )
     if not packed.phases:
-        notes.append("no range names a phase, so all time is other")
+        notes.append("no range names a phase, so all time counts as other")
     return notes
 
 
@@ -89,11 +89,12 @@ def _process_notes(
     process: TraceProcess, processes: Sequence[TraceProcess]
 ) -> list[str]:
     """Return notes about a file of several processes, of which ``process`` is shown."""
-    shown = f"only that of {process.name} is shown, --process names another"
-    notes = [f"it holds the work of {process_names(processes)}; {shown}"]
+    shown = f"only that of {process.name} is shown (--process selects another one)"
+    notes = [f"the trace has the work of {process_names(processes)}; {shown}"]
     if process.is_assumed:
         notes.append(
-            "it does not show which process launched the kernels of which device, so they are taken in their order"
+            "the trace does not show which process launched the kernels of which device, so processes and devices are "
+            "paired in their order"
         )
     return notes
 

@@ -168,8 +168,10 @@ def _notes(trace_a: AnyTrace, trace_b: AnyTrace) -> list[str]:
         notes.append(f"the devices differ: {device_a} and {device_b}")
     if trace_a.work.on_device != trace_b.work.on_device:
         notes.append(
-            "one trace has kernels of a device, the other only operators of the host: no row is comparable"
+            "one trace has kernels of a device, the other only operators of the host, so no rows can be compared"
         )
     if trace_a.step_source != trace_b.step_source:
-        notes.append("the steps of the two come from different ranges: see --step")
+        notes.append(
+            "the steps of the two traces are ranges with different names: see --step"
+        )
     return notes

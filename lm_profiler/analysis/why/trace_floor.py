@@ -66,8 +66,9 @@ def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | N
     if work.unknown_products_ns > _MOSTLY_UNKNOWN * work.products_ns:
         share = work.unknown_products_ns / work.products_ns
         notes.append(
-            f"no waterfall: the FLOPs are unknown for {share:.0%} of the time of matmuls: the trace has no shapes of "
-            "them (record_shapes=True), or they are convolutions"
+            f"no waterfall: the FLOPs are unknown for {share:.0%} of the time of matmuls, because the trace has "
+            "no shapes "
+            "(record_shapes=True), or because these are convolutions"
         )
         return None
     dtype = work.flops.most_common(1)[0][0]

@@ -163,7 +163,7 @@ def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
     step_counts = {len(trace.work.packed.steps) for trace in traces}
     if len(step_counts) > 1:
         notes.append(
-            "the traces have different numbers of steps, so calls may not be the same ones"
+            "the traces have different numbers of steps, so the compared calls may not belong together"
         )
     step_names = {trace.work.packed.steps[0].name for trace in traces}
     if len(step_names) > 1:
@@ -171,5 +171,5 @@ def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
             f"the traces begin with different steps: {', '.join(sorted(step_names))}"
         )
     if not matched:
-        notes.append("no collective is in the traces of two ranks")
+        notes.append("no collective appears in the traces of two or more ranks")
     return notes

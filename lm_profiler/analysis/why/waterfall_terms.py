@@ -176,7 +176,7 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
             f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
-            f"the measured ones: terms are scaled down to these{ceilings}"
+            f"the measured steps: terms are scaled down to the measured steps{ceilings}"
         )
     elif step.phase_s:
         traced = _fitted_to_phases(traced, step)
@@ -263,9 +263,10 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     ideal_s = min(step.ideal_s, products_s - repeated_s)
     if step.ideal_s > ideal_s:
         notes.append(
-            f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its products took {ms(ideal_s)}: fused causal "
-            "attention does half of the counted FLOPs, some products have kernels with unknown names, or the peak is "
-            "not that of this device"
+            f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its matrix products took {ms(ideal_s)}: "
+            "fused causal "
+            "attention does half of the counted FLOPs, some products have kernels with unknown names, or the peak "
+            "belongs to another device"
         )
     beyond_ideal_s = products_s - repeated_s - ideal_s
     clock_s = 0.0
@@ -330,8 +331,8 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         )
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(
-            f"of the time beyond the bandwidth, {ms(unknown_s)} are {_kernels_or_operators(traced)} "
-            "whose bytes are unknown"
+            f"{ms(unknown_s)} of 'beyond bandwidth' belong to {_kernels_or_operators(traced)} "
+            "that move an unknown number of bytes"
         )
     bandwidth_s = _seconds_of_step(at_bandwidth, traced)
     beyond_s = _seconds_of_step(beyond_bandwidth, traced)

@@ -83,7 +83,7 @@ class StageOptions:
                 self.measure_steps,
             )
         if self.until_ci is not None:
-            share = f"a share from {FINEST_TARGET}, the finest that one process can reach, to below 1"
+            share = f"a share of at least {FINEST_TARGET} (the best that one process can reach) and below 1"
             expect(
                 FINEST_TARGET <= self.until_ci < 1,
                 "stages.until_ci",
@@ -261,7 +261,7 @@ class ExportOptions:
             return
         if not is_watched:
             raise UsageError(
-                "export: expected --watch=true with prometheus or textfile, given a run without it"
+                "export: prometheus and textfile need a watched run; add --watch=true"
             )
         require(
             "prometheus_client",
@@ -382,7 +382,7 @@ class ProfilingOptions:
         expect(
             has_work,
             "stages.measure_steps",
-            "1 or more, or 0 with watch and a warm-up step",
+            "1 or more, or 0 with --watch=true and a warm-up step",
             0,
         )
         self.export.check(is_watched)

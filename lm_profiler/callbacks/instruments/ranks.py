@@ -45,7 +45,7 @@ _SHARE_UNTIL_READ = 0.75
 
 STEPS = 6  # steps of the ``collectives`` stage
 
-UNKNOWN_WAITS = "who waits for whom is unknown"
+UNKNOWN_WAITS = "which rank waits for which is unknown"
 
 
 @dataclass(eq=False)
@@ -145,14 +145,14 @@ class RanksWatch(Instrument):
         if arrivals.lost:
             capacity = count_text(arrivals.capacity, "call")
             return (
-                f"a step makes more than the {capacity} that torch's recorder holds: "
-                "set TORCH_FR_BUFFER_SIZE to more"
+                f"a step makes more collective calls than torch's flight recorder keeps ({capacity}): "
+                "increase TORCH_FR_BUFFER_SIZE"
             )
         if arrivals.clock_was_set:
-            return "this machine's clock was set while steps were measured"
+            return "this machine's clock was adjusted while steps were measured"
         if arrivals.capacity == 0 or arrivals.newest_record < 0:
             # It lacks even the entry of DDP's first broadcast.
-            return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
+            return "torch's flight recorder is empty: set TORCH_FR_BUFFER_SIZE=2000; on GPUs only NCCL has a recorder"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
         return None

@@ -158,7 +158,7 @@ class SentStep:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UncountableError(
-                f"it cannot be sent to another process: {reason}"
+                f"the step cannot be sent to another process: {reason}"
             ) from None
 
     def _dumped(self, has_stand_ins: bool) -> bytes:
@@ -192,7 +192,7 @@ class Absent:
         pass
 
     def __bool__(self) -> bool:
-        raise TypeError("it depends on an object that belongs to one process alone")
+        raise TypeError("the step uses an object that only one process can use")
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -294,7 +294,7 @@ def _copy_to_meta(value: Any) -> Any:
 def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
     """Return an uninitialized tensor on ``device`` with the shape, the strides and the dtype of ``tensor``."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
-        raise UncopyableError("a tensor has no shape yet, or is not a dense one")
+        raise UncopyableError("a tensor has no shape yet, or is not dense")
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
     )

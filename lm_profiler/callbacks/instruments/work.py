@@ -248,7 +248,9 @@ def count_elsewhere(
     try:
         answer = child.answer()
     except NoAnswer as error:
-        raise UncountableError(f"on a copy without data: {error}") from None
+        raise UncountableError(
+            f"counting on a copy without data failed: {error}"
+        ) from None
     if isinstance(answer, str):
         raise UncountableError(answer)
     return answer

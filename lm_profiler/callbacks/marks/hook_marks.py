@@ -66,9 +66,7 @@ _FEWEST_STEPS_AFTER_ROLLOUT = 3
 # a weak reference to what no longer exists: it returns None
 _NO_ITERATOR: Callable[[], Any] = ref(set())
 
-NESTED_DATA = (
-    "run.data runs within another run.data: the batches of both are in the same steps"
-)
+NESTED_DATA = "run.data is used inside another run.data: the batches of both count in the same steps"
 
 # A loader is restarted by the loop if this share of the steps begins a pass, each of more than so many batches.
 _LARGE_SHARE_OF_STEPS = 0.8
@@ -448,7 +446,7 @@ class HookMarks:
         self._checks_next_loop = False
         if iterator is not None and iterator is self._earlier_iterator_ref():
             self._report_once(
-                "a loop over batches runs within a step of another loop: each step of an optimizer counts as a step"
+                "a loop over batches runs within a step of another loop: each optimizer step counts as a step"
             )
             return  # the reference stays, because the earlier loop may be interrupted again
         # a weak reference, so that the workers of a loader can end with its iterator
@@ -788,11 +786,11 @@ class HookMarks:
             if self._backwards_outside > 1:
                 times = f"{self._backwards_outside} times"
             self._report_once(
-                f"backward was called {times} outside of a step, which no figure includes"
+                f"backward was called {times} outside of all steps; no figure includes this"
             )
         if self._calls_of_other_threads > 0 and self._ended_steps == 0:
             calls = f"{self._calls_of_other_threads} calls came from another thread"
-            self._report_once(f"{calls}: enter profile() in the thread that trains")
+            self._report_once(f"{calls}: call profile() in the thread that trains")
         if self._ended_steps == 0:
             return
         if self._steps_with_forward == 0:
@@ -801,12 +799,12 @@ class HookMarks:
                 "if a compiled function calls it, use run.phase('forward')"
             )
             self._report_once(
-                f"no call of the model was seen, so the time of forward is in other: {hint}"
+                f"no call of the model was seen, so the time of forward counts as other: {hint}"
             )
         if self._steps_with_loader == 0:
-            hint = "iterate over run.data(batches), or name it with run.phase('data')"
+            hint = "iterate over run.data(batches), or mark the loading with run.phase('data')"
             self._report_once(
-                f"no batch came from a DataLoader, so the time of data is in other: {hint}"
+                f"no batch came from a DataLoader, so the time of data counts as other: {hint}"
             )
 
 

@@ -92,7 +92,8 @@ def register_flops(
             )
         if backward is not None:
             raise UsageError(
-                f"{_SUBJECT}: {target} is an operator, and takes no backward; register its backward operator by name"
+                f"{_SUBJECT}: {target} is an operator, for which `backward` has no meaning; register its backward "
+                "operator by name"
             )
         operator_formulas[target] = ProgramFormula(target, formula)
     elif _is_autograd_function(target):

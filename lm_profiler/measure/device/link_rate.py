@@ -86,7 +86,7 @@ def _row(
         return LinkRow(
             op,
             size_bytes,
-            unknown="the tensors do not fit into the memory that is free",
+            unknown="the tensors do not fit into the free memory",
         )
     collective = _collective(op, part, request.ranks, rank, device)
     try:

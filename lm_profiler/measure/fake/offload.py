@@ -101,7 +101,7 @@ class _PackHooks:
         def move_or_refuse(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
             if self.is_running and goes_to_host(*args, **options):
                 raise Uncounted(
-                    "a hook of the program moves saved tensors to the host; only save_on_cpu of torch can be planned"
+                    "a hook of the program moves saved tensors to the host; only torch's own save_on_cpu can be planned"
                 )
             # Only text counts: a device such as ``parameter.device`` means the GPU, but is the host in a rehearsal.
             if move is _cpu or _names_host_in_words(*args, **options):
@@ -117,13 +117,13 @@ def refuse_host_optimizers(optimizers: Iterable[object]) -> None:
         names = [kind.__name__ for kind in type(optimizer).__mro__]
         if any(name in _HOST_OPTIMIZERS for name in names):
             raise Uncounted(
-                f"{names[0]} keeps its states on the host, which is not planned"
+                f"{names[0]} keeps its states on the host, which cannot be planned"
             )
         # an attribute of optimizers of bitsandbytes (``bitsandbytes/optim/optimizer.py``)
         if getattr(optimizer, "is_paged", False):
             raise Uncounted(
-                f"{names[0]} keeps its states in pages, which move between GPU and host; only an optimizer that is not "
-                "paged can be planned"
+                f"{names[0]} keeps its states in pages, which move between GPU and host, so it cannot be planned; use "
+                "an optimizer without pages"
             )
 
 
@@ -142,7 +142,7 @@ def _refuse_if_of_an_optimizer(tensor: Tensor) -> None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, torch.optim.Optimizer):
             raise Uncounted(
-                f"{type(caller).__name__} keeps tensors on the host, which is not planned"
+                f"{type(caller).__name__} keeps tensors on the host, which cannot be planned"
             )
 
 

@@ -348,4 +348,4 @@ def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
 
 
 def _refused(name: str) -> WouldChange:
-    return WouldChange(f"it would write {name!r}, which only the run itself may do")
+    return WouldChange(f"it would write {name!r}, which only a real run may do")

@@ -75,7 +75,7 @@ def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
-    yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
+    yield "<noscript>Please allow JavaScript: this page needs its scripts to show the runs.</noscript>"
     yield _packed_element("plotly", plotly)
     for route, answer in _answers(collection, top_table).items():
         has_answer_per_run = route in VIEWS
@@ -101,7 +101,7 @@ def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
         for name, entry in recorded.items():
             blocks_by_run[name] = view.answer(entry, limits)
         answers[route] = blocks_by_run
-    note = "Left out to keep this page small: `report RUN --kernels` shows them."
+    note = "The kernels are left out to keep this page small: `lm_profiler report RUN --kernels` shows them."
     for name in list(recorded)[_KERNEL_RUNS:]:
         answers["kernels"][name] = [line(note, "quiet")]
     return answers

@@ -84,7 +84,7 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
         drawn_causes.update(_draw_memory(axes, timeline, unit_bytes))
         axes.set_ylim(0, 1.12 * most_bytes / unit_bytes or 1.0)
         axes.set_title(wrapped(name, _FURTHER_WIDTH), fontsize=9.5, loc="left", pad=36)
-        axes.set_xlabel("allocations and frees of one step, in their order")
+        axes.set_xlabel("allocations and frees of one step, in order")
         _list_largest(axes_below, timeline)
     panels[0][0].set_ylabel(f"bytes in use ({unit})")
     entries = []

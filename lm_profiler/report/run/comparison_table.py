@@ -212,12 +212,12 @@ def closing_lines(comparison: Comparison) -> list[str]:
     lines = [f"verdict: {verdict_line(comparison)}"]
     if comparison.flops is not None and abs(comparison.flops - 1.0) >= MARGIN:
         lines.append(
-            f"note: a step of B computes {comparison.flops:.3g} times the FLOPs of A's"
+            f"note: a step of B computes {comparison.flops:.3g} times as many FLOPs as a step of A"
         )
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
         f"note: {_SURE} confidence for the deciding figure, and for all intervals together; "
-        f"a change below {MARGIN:.0%} counts as no change"
+        f"changes below {MARGIN:.0%} count as no change"
     )
     if comparison.verdict == "UNCLEAR":
         lines.append(f"next: {_how_to_be_surer(comparison)}")
@@ -228,8 +228,9 @@ def _how_to_be_surer(comparison: Comparison) -> str:
     """Return what would make an unclear comparison clear, and which change runs like these can detect."""
     advice = comparison.advice or _ADVICE
     if comparison.assumption is not None:
-        no_assumption = "no assumption about the spread of processes"
-        advice += f"; three runs per side need {no_assumption}"
+        advice += (
+            "; with three runs per side, the spread of processes need not be assumed"
+        )
     text = f"for a clearer result, {advice}"
     least_change = comparison.detectable
     if least_change is None or least_change >= 1.0:
@@ -434,7 +435,7 @@ _MOST_CHANGES = 40
 def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     """Return a row for each field of a record that this version concludes differently; one line if there is none."""
     if not changes:
-        return Table(above=[f"{folder}: this version concludes the same"])
+        return Table(above=[f"{folder}: this version reaches the same conclusions"])
     rows = []
     for change in changes[:_MOST_CHANGES]:
         values = [_value_text(change.before), _value_text(change.now)]

@@ -56,14 +56,17 @@ def _command_lines(folder: Path) -> list[str]:
 def headline(record: ImproveRecord) -> str:
     """Return what all accepted changes save together, or that nothing helped."""
     if record.ended == "failed":
-        return "the run of the first setting did not finish: nothing could be compared with it"
+        return "the run of the first setting did not finish, so no change could be compared with it"
     if record.final is not None:
         return final_line(record.final)
     if record.steps_after_changes:
         begin_s = record.steps_after_changes[0].step_s
         end_s = record.steps_after_changes[-1].step_s
         ratio = ratio_text(begin_s / end_s)
-        return f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × as measured when it was chosen, not measured again"
+        return (
+            f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × (measured when the changes were chosen, not measured "
+            "again)"
+        )
     has_compared = any(change.pairs for change in record.tried)
     if record.ended == "budget" and not has_compared:
         return "nothing was tried: the budget is too short for a comparison"
@@ -81,7 +84,7 @@ def _without_result(record: ImproveRecord) -> str:
     if len(undecided) == len(compared):
         return "nothing was decided: runs differ too much for this budget; use a larger one, or a quieter machine"
     number = count_text(len(undecided), "change")
-    return f"no decided change helped; {number} would need a larger budget"
+    return f"no change helped so far; {number} would need a larger budget to decide"
 
 
 def final_line(final: Final) -> str:
@@ -92,7 +95,7 @@ def final_line(final: Final) -> str:
     is_surely_faster = final.low > 1.0
     if is_surely_faster:
         return line
-    return f"{line}; it may not be faster at all"
+    return f"{line}; the final setting may not be faster at all"
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
@@ -223,9 +226,9 @@ def _memory_changed(final: Final) -> bool:
 
 _ENDINGS = {
     "done": "every change was tried",
-    "budget": "the budget is too small for more",
-    "interrupted": "interrupted: the same call resumes it",
-    "unfinished": "it is still running, or its process was killed: the same call resumes it",
+    "budget": "the budget is too small to try more",
+    "interrupted": "interrupted: run the same command again to resume",
+    "unfinished": "the search is still running, or its process was killed: run the same command again to resume",
 }
 
 

@@ -75,7 +75,7 @@ def _forward_answer(table: KernelTable, timed_s: float | None) -> list[tuple[str
     if timed_s:
         timed = TIMES["step"].show(timed_s)
         times_as_long = traced_s / table.steps / timed_s
-        answer += f"; {timed} without a profiler: the traced pass takes {times_as_long:.2f} times as long"
+        answer += f"; {timed} without a profiler, so tracing makes the pass {times_as_long:.2f} times as long"
     return [("forward in total", answer)]
 
 
@@ -115,7 +115,7 @@ def _largest_without_matmuls(table: KernelTable) -> list[tuple[str, str]]:
             texts.append(f"{short_name} {kernel.total_s / forward_s:.1%}")
     if not texts:
         return []
-    return [("largest in forward that are not matrix products", ", ".join(texts))]
+    return [("largest in forward, except matrix products", ", ".join(texts))]
 
 
 def _shares_text(table: KernelTable, kind: Kind) -> str:
@@ -174,11 +174,11 @@ def _attention_answer(
         if seconds:
             answers.append(f"{name} {_ms_with_unit(table, seconds)}")
     if softmax_s and products_s:
-        comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
+        comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as these matrix products"
         if head_width and phase == "forward":
             # Each of the two products takes 2 FLOPs per score and element of a head.
             flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
-            comparison += f", for {flops_ratio:.3f} times their FLOPs"
+            comparison += f", but has only {flops_ratio:.3f} times their FLOPs"
         answers.append(comparison)
     if not answers:
         return None
@@ -304,7 +304,7 @@ def kinds_table(table: KernelTable) -> Table:
     rows.append(["share", *shares, ""])
     kind_titles = [kind.replace("_", " ") for kind in kinds]
     titles = ["phase", *kind_titles, idle, "busy + idle"]
-    title = f"{source}, milliseconds of one step (mean of {table.steps} traced)"
+    title = f"{source}, milliseconds of one step (mean of {table.steps} traced steps)"
     return text_table(titles, rows, title=title)
 
 

@@ -101,17 +101,17 @@ def _plan_lines(
     if planned.taken_for_one:
         places = "; ".join(planned.taken_for_one)
         lines.append(
-            f"float() of an unknown number returned 1, so real steps may differ: in {places}"
+            f"float() of an unknown number returned 1, so real steps may need other amounts: {places}"
         )
     if planned.compiled:
         lines.append(
-            "compiled: unknown; these are the figures of the same step without torch.compile"
+            "the memory with torch.compile is unknown; the figures are those of the same step without it"
         )
     lines += _floor_lines(floors, device)
     if planned.uncounted:
         names = ", ".join(planned.uncounted)
         lines.append(
-            f"the floor lacks the FLOPs of {names}: lm_profiler.register_flops takes a formula"
+            f"the floor lacks the FLOPs of {names}: give their formula to lm_profiler.register_flops"
         )
     lines += _sent_lines(planned, floors)
     uncounted = "not counted: workspaces other than cuBLAS's, the driver's context"
@@ -136,7 +136,7 @@ def _peak_line(planned: Planned, device: Capacity) -> str:
 def _smallest_gpu_line(planned: Planned) -> str:
     gpu = smallest_gpu(planned.needs_bytes)
     if gpu is None:
-        return f"no GPU in the table has {bytes_text(planned.needs_bytes)}"
+        return f"no known GPU has {bytes_text(planned.needs_bytes)} of memory"
     return f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})"
 
 
@@ -157,7 +157,9 @@ def _largest_lines(planned: Planned, context: int | None) -> list[str]:
     if largest:
         return [f"the largest that fits: {', or '.join(largest)}"]
     if planned.largest_unknown is not None:
-        return [f"the largest that fits: unknown: {planned.largest_unknown}"]
+        return [
+            f"the largest batch and context that fit are unknown: {planned.largest_unknown}"
+        ]
     return []
 
 
@@ -165,14 +167,19 @@ def _step_lines(planned: Planned) -> list[str]:
     """Return a line if the rehearsed steps need different amounts of memory."""
     number = len(planned.steps)
     if planned.growth is not None:
-        growth = f"each of {number} needs at least {bytes_text(planned.growth)} more than the one before"
-        shown = "the table shows the last of them, and later steps need more"
-        return [f"steps grow: {growth}; {shown}"]
+        growth = (
+            f"each of {number} rehearsed steps needs at least {bytes_text(planned.growth)} more than the one "
+            "before"
+        )
+        shown = "the table shows the last one, and later steps need more"
+        return [f"memory grows: {growth}; {shown}"]
     different_texts = {bytes_text(peak) for peak in planned.steps}
     if len(different_texts) > 1:
         smallest = bytes_text(min(planned.steps))
         shown = f"the table shows the largest of {number}"
-        return [f"steps differ: {shown}; the smallest needs {smallest}"]
+        return [
+            f"steps need different amounts of memory: {shown}; the smallest is {smallest}"
+        ]
     return []
 
 
@@ -181,17 +188,18 @@ def _rank_lines(planned: Planned) -> list[str]:
     lines = []
     if planned.buckets is not None:
         lines.append(
-            f"figures are per device; DDP's gradient buckets, {bytes_text(planned.buckets)}, are part of the rest"
+            f"figures are per device; DDP's gradient buckets ({bytes_text(planned.buckets)}) are included in the rest"
         )
     if planned.split_by is not None:
-        gathered = f"gathered weights are part of the rest: up to {bytes_text(planned.gathered)} at a time"
+        gathered = f"the rest includes gathered weights, up to {bytes_text(planned.gathered)} at a time"
         lines.append(
-            f"for rank 0 of {planned.ranks} ranks, among which {planned.split_by} splits the module; {gathered}"
+            f"figures are for rank 0 of {planned.ranks} ranks, among which {planned.split_by} splits the module; "
+            f"{gathered}"
         )
     elif "optimizer" in planned.sent:
         limit = "a rank with a larger share takes longer, and all ranks wait for it"
         lines.append(
-            f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {limit}"
+            f"optimizer states and the optimizer's floor are those of rank 0, one of {planned.ranks} ranks: {limit}"
         )
     return lines
 
@@ -200,7 +208,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     """Return the floor of the step with the rates that it assumes, and their sources."""
     if floors.seconds is None:
         return [
-            f"floor of the step: unknown, because no peaks of {device.name} are known: name a GPU with --device"
+            f"floor of the step: unknown, because no peaks of {device.name} are known; name a GPU with --device"
         ]
     rates = floors.rates
     peaks = []
@@ -216,7 +224,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
         floor += f", without {' and '.join(floors.unknown)} (unknown)"
     different_sources = filter(None, dict.fromkeys(sources))
     return [
-        f"floor of the step (no step is faster): {floor}",
+        f"floor of the step (no step can be faster): {floor}",
         f"peaks: {'; '.join(different_sources)}",
     ]
 
@@ -228,9 +236,9 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
     amounts = []
     for phase, sent_bytes in planned.sent.items():
         amounts.append(f"{bytes_text(sent_bytes)} in {phase}")
-    line = f"each of {planned.ranks} ranks sends {', '.join(amounts)} at least"
+    line = f"each of {planned.ranks} ranks sends at least {', '.join(amounts)}"
     if not floors.sent_s:
-        line += "; --bandwidth=450e9 (bytes per second) includes them in the floor"
+        line += "; --bandwidth=450e9 (bytes per second) includes this in the floor"
     return [line]
 
 
@@ -258,7 +266,7 @@ def remedy_table(
         floor_cell = TableCell(floors.seconds, floor_text)
         rows.append(_row_cells(REMEDY_COLUMNS, values, floor_cell))
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
-    lines_above = ["", "settings that need less, each rehearsed separately:"]
+    lines_above = ["", "settings that need less memory, each rehearsed separately:"]
     lines_below = [] if has_fitting else ["none of them is certain to fit"]
     return Table(headings, cells, lines_above, lines_below)
 

@@ -162,8 +162,8 @@ def who_waits(ranks: Ranks) -> str:
     if finding.saves_s is None:  # a kind that a later version has added
         return waits
     if finding.kind == "turns":
-        saved = f"if all were like the median rank, a step would be {_ms(finding.saves_s)} shorter"
-        return f"another rank is slow {_in_phase(finding.phase)} each time; {waits}; {saved}"
+        saved = f"if all ranks were as fast as the median rank, a step would be {_ms(finding.saves_s)} shorter"
+        return f"in each step a different rank is slow {_in_phase(finding.phase)}; {waits}; {saved}"
     return "; ".join(_slow_rank_texts(ranks, finding.saves_s))
 
 
@@ -191,20 +191,20 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
 
 
 _DOUBT_TEXTS = {
-    "shared machine": "which other programs on this machine may have caused",
-    "chance": "perhaps by chance",
+    "shared machine": "but other programs on this machine may have caused this",
+    "chance": "but this may be chance",
 }
 
 
 def _doubtful_text(ranks: Ranks) -> str:
     """Return which rank may be slow, and why this is uncertain."""
     finding = ranks.finding
-    few_steps = f"too few steps ({finding.steps}) to be sure"
+    few_steps = f"but {finding.steps} steps are too few to be sure"
     doubt = _DOUBT_TEXTS.get(finding.doubt or "", few_steps)
     if finding.slow:
         return f"{_slow_ranks_text(ranks)}, {doubt}"
     if finding.phase is None:
-        return f"who waits for whom is unknown: {doubt}"
+        return f"which rank waits for which is unknown: {doubt}"
     rank = "another rank" if finding.rank is None else f"rank {finding.rank}"
     return f"{rank} is slow {_in_phase(finding.phase)} in some steps, {doubt}"
 

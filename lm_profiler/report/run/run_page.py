@@ -288,7 +288,7 @@ def _expert_line(record: RunRecord) -> list[str]:
     if not record.experts:
         return []
     worst = max(record.experts, key=attrgetter("busiest_ratio"))
-    text = f"experts: the busiest of {worst.experts} gets {worst.busiest_ratio:.2f} x the mean"
+    text = f"experts: the busiest of {worst.experts} gets {worst.busiest_ratio:.2f} x the mean number of tokens"
     if len(record.experts) > 1:
         text += f" (layer {worst.layer})"
     return [text]

@@ -24,7 +24,10 @@ def comparison_tables(comparison: TraceComparison) -> list[Table]:
     lines = [
         _side_line("A", comparison.a),
         _side_line("B", comparison.b),
-        f"B's step takes {_signed_ms(step_b_s - step_a_s)} ms, {step_b_s / step_a_s:.3f} times as long as A's",
+        (
+            f"a step of B takes {step_b_s / step_a_s:.3f} times as long as a step of A "
+            f"({_signed_ms(step_b_s - step_a_s)} ms)"
+        ),
     ]
     lines += [f"note: {note}" for note in comparison.notes]
     kinds = _difference_rows(comparison.kinds, has_module=False)
@@ -112,7 +115,7 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
     ]
     if answer.unmatched:
         lines.append(
-            f"{count_text(answer.unmatched, 'call')} not compared, because no other rank has the counterpart"
+            f"{count_text(answer.unmatched, 'call')} not compared, because no other rank has a matching call"
         )
     lines += [f"note: {note}" for note in answer.notes]
     ranks = []

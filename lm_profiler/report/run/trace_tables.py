@@ -31,8 +31,8 @@ _CAUSES = {
     "waiting": "the host had waited for the device",
     "driver": "another driver call",
     "input": "the host handled a batch",
-    "end": "nothing more was launched",
-    "python": "Python, or an operator that calls others",
+    "end": "no further kernel was launched",
+    "python": "Python, or an operator that calls other operators",
 }
 
 
@@ -106,8 +106,9 @@ def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
     kernels_per_step = launches.kernels / answer.steps
     median_delay_us = launches.median_delay_s * 1e6
     return (
-        f"{launches.verdict}: {launching_share:.1%} of the time the device waits for a launch, "
-        f"{waiting_share:.1%} after the host waited for the device; {kernels_per_step:,.5g} kernels per step, "
+        f"{launches.verdict}: the device waits for a launch in {launching_share:.1%} of the time, and is idle "
+        "after the "
+        f"host waited for it in {waiting_share:.1%}; {kernels_per_step:,.5g} kernels per step, "
         f"which start {median_delay_us:,.1f} µs after their launch (median)"
     )
 
@@ -138,8 +139,8 @@ def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
     unknown_share = floor.unknown_s / answer.kernels.window_s
     share = sum(parts_s) / answer.kernels.window_s
     return (
-        f"{_ms(floor_s)} per step on {floor.device} ({', '.join(names)}), {share:.1%} of the traced step, without the "
-        f"work of {unknown_share:.1%} of the step, which the trace does not show ({floor.source})"
+        f"{_ms(floor_s)} per step on {floor.device} ({', '.join(names)}), {share:.1%} of the traced step; this "
+        f"excludes {unknown_share:.1%} of the step, whose work the trace does not show ({floor.source})"
     )
 
 
@@ -158,7 +159,7 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
     titles = ["in", "cause", "phase", "times", "ms", "share"]
     title = "idle time of the device, and what the host did"
     if answer.launches is None:
-        title = "time outside of operators that compute"
+        title = "time outside of operators that do the computing"
     return [text_table(titles, rows, left=3, title=title, below=lines_below)]
 
 

@@ -31,25 +31,25 @@ _SLOW_CLOCK = 0.75
 # verdict → the evidence for it. ``{share}`` is a share with its interval, the other fields are facts of the verdict.
 _EVIDENCE = {
     "straggler": "fixing the slow ranks would save {share} of the step",
-    "straggler between steps": "fixing the slow ranks would save {share} of the time, between steps",
+    "straggler between steps": "fixing the slow ranks would save {share} of the time (between steps)",
     "input": "{share} of the step is spent on the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
-    "communication": "{share} of the step is communication without overlapping computation",
-    "host": "launching kernels takes as long as running them",
+    "communication": "{share} of the step is communication that does not overlap with computation",
+    "host": "launching the kernels takes as long as running them",
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
     "compute": "{share} of the step is work, from forward to optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
-    "program code: sleep": "{share} of the step is waiting without computing (sleep, I/O or a lock)",
-    "program code: python": "{share} of the step is Python code of the program, not torch",
-    "program code: owner": "{share} of the step is code that runs outside the phases",
-    "program code: logging": "{share} of the step is logging",
-    "program code: garbage": "{share} of the step is Python's garbage collection",
-    "program code: compilation": "{share} of the step is compilation",
-    "program code: pattern": "{share} of the step is the additional time of every n-th step",
-    "between steps: validation": "{share} of the time is validation",
-    "between steps: checkpoint": "{share} of the time is saving checkpoints",
+    "program code: sleep": "{share} of the step is spent waiting without computing (sleep, I/O or a lock)",
+    "program code: python": "{share} of the step is spent in the program's own Python code, outside of torch",
+    "program code: owner": "{share} of the step is spent in code outside the phases",
+    "program code: logging": "{share} of the step is spent on logging",
+    "program code: garbage": "{share} of the step is spent on Python's garbage collection",
+    "program code: compilation": "{share} of the step is spent on compilation",
+    "program code: pattern": "{share} of the mean step is the additional time of every n-th step",
+    "between steps: validation": "{share} of the time is spent on validation",
+    "between steps: checkpoint": "{share} of the time is spent on saving checkpoints",
     "between steps: epoch": "{share} of the time is spent at epoch boundaries",
-    "between steps: reload": "{share} of the time is creating the loader again at each epoch",
-    "between steps: worker_start": "{share} of the time is the start of the loader's workers at each epoch",
+    "between steps: reload": "{share} of the time is spent on creating a new loader for each epoch",
+    "between steps: worker_start": "{share} of the time is spent on starting the loader's workers for each epoch",
     "small operators": "a step reaches {reached} of what the machine can reach; small operators or memory may limit it",
     "shared": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown "
     "because other programs use the machine",
@@ -181,7 +181,7 @@ def _course_phrases(steadiness: Steadiness) -> list[str]:
     """Return phrases on the trend or the levels of the steps, and on which steps the figures use."""
     if steadiness.rise:
         verb = "rises" if steadiness.rise > 0 else "falls"
-        return [f"the level {verb} by {abs(steadiness.rise):.1%} over the run"]
+        return [f"the step time {verb} by {abs(steadiness.rise):.1%} over the run"]
     if len(steadiness.levels) < 2:
         return []
     phrases = []
@@ -195,17 +195,17 @@ def _course_phrases(steadiness: Steadiness) -> list[str]:
             change = level.seconds / before_s - 1.0
             phrases.append(f"{steps} ({change:+.1%}): {level_text}")
         before_s = level.seconds
-    return [*phrases, f"figures are of steps {steadiness.first} to {steadiness.last}"]
+    return [*phrases, f"figures use steps {steadiness.first} to {steadiness.last}"]
 
 
 def _kind_phrases(steadiness: Steadiness) -> list[str]:
-    """Return a phrase on kinds of steps in random order: ``two kinds of steps in random order, 10% at x3``."""
+    """Return a phrase on kinds of steps in random order: ``two kinds of steps in random order: 10% take x3``."""
     kinds = steadiness.kinds
     if not kinds:
         return []
     number = _NUMBER_WORDS.get(len(kinds) + 1, str(len(kinds) + 1))
-    shares = ", ".join(f"{kind.share:.0%} at x{kind.ratio:.2g}" for kind in kinds)
-    return [f"{number} kinds of steps in random order, {shares}"]
+    shares = ", ".join(f"{kind.share:.0%} take x{kind.ratio:.2g}" for kind in kinds)
+    return [f"{number} kinds of steps in random order: {shares}"]
 
 
 def _window_lines(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
@@ -214,9 +214,9 @@ def _window_lines(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
     length = f"{count_text(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
-    line = f"not seen: anything rarer than once in {length}"
+    line = f"events rarer than once in {length} are not seen"
     if can_be_watched:
-        line += "; --watch=true reports it"
+        line += "; --watch=true reports them"
     return [line]
 
 
@@ -260,7 +260,7 @@ def _signed_term(seconds: float, digits: int, name: str) -> str:
 def _steadiness_text(steadiness: Steadiness) -> str:
     """Return whether the steps were steady, with their number and time: ``steady over 20 steps, 3.4 s``."""
     if steadiness.word is None:
-        return "too few steps to know whether it is steady"
+        return "too few steps to know whether the step time is steady"
     text = ", ".join(steadiness.words)
     if steadiness.took_s is not None and steadiness.first is not None:
         text += f" over {count_text(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"

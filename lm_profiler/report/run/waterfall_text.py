@@ -33,7 +33,7 @@ _MOST_UNEXPLAINED = 0.1
 _ALWAYS_SHOWN = ("ideal", "unexplained")
 # the term of matrix products, to which convolutions belong too
 _PRODUCTS = "slow_products"
-_UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"
+_UNKNOWN_BANDWIDTH = "kernels that wait for memory (the bandwidth is unknown)"
 
 # why the terms of a run on a busy machine are not shown as a sum
 NO_SUM = "other programs lengthened the step, so its terms are upper bounds"
@@ -186,7 +186,7 @@ def why_lines(record: RunRecord) -> list[str]:
     if not waterfall.terms:
         return []
     if record.contended:
-        return [f"why: not shown as a sum: {NO_SUM}"]
+        return [f"why: no sum is shown: {NO_SUM}"]
     ideal, *other_rungs = rungs(waterfall)  # the record has the ideal first
     middle_rungs = []
     last_rungs = []  # the unexplained time, which is always shown
@@ -338,9 +338,11 @@ def _terms_table(waterfall: Waterfall) -> Table:
     if has_ends:
         steps = f"the {waterfall.traced_steps} traced steps"
         lines_below.append(
-            f"from, to: the extremes of {steps}, not a confidence interval"
+            f"from, to: the smallest and the largest value in {steps}, not a confidence interval"
         )
-    meaning = reason_without_ceilings(waterfall) or "a ceiling, not an expected gain"
+    meaning = (
+        reason_without_ceilings(waterfall) or "an upper limit, not an expected gain"
+    )
     lines_below.append(f"could save at most: {meaning}")
     lines_below += [f"note: {note}" for note in waterfall.notes]
     return Table(headings, rows, below=lines_below)

@@ -84,7 +84,10 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
     """Return a table with a row for each of ``rows``; the reason stands in place of a time that is unknown."""
     headings = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
     lines_above = [
-        "bandwidths are computed from the median, as in nccl-tests: algbw = size / time, busbw is that of one link"
+        (
+            "bandwidths are computed from the median, as in nccl-tests: algbw = size / time; busbw is the bandwidth "
+            "of one link"
+        )
     ]
     return Table(headings, [_cells(row) for row in rows], lines_above)
 

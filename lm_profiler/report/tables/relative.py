@@ -31,10 +31,15 @@ from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
 
 _FASTER_LEGEND = (
-    "x: the baseline's time divided by that of the column, with a 97 % interval"
+    "x: the baseline's time divided by the time in this column, with a 97 % interval"
 )
-_TIMES_LEGEND = "x: the column's figure divided by the baseline's, with a 97 % interval"
-_LEGEND = "each figure divided by that of the row with {baseline} and otherwise equal facts, with a 97 % interval"
+_TIMES_LEGEND = (
+    "x: the figure in this column divided by the baseline's, with a 97 % interval"
+)
+_LEGEND = (
+    "ratios: each figure divided by that of the row with {baseline} and otherwise equal facts, with a 97 % "
+    "interval"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,9 @@ def with_relative(
             row.append(_ratio_cell(group, baseline_group, column))
     lines_below = [*table.below, _LEGEND.format(baseline=baseline.text)]
     if None in baselines:
-        lines_below.append("a row without a ratio has no such baseline row, or several")
+        lines_below.append(
+            "a row without a ratio has no such baseline row, or more than one"
+        )
     return replace(table, headings=headings, rows=rows, below=lines_below)
 
 

@@ -361,7 +361,7 @@ def _reason_lines(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[
     if len(lines) <= _LISTED_REASONS:
         return lines
     hidden_lines = len(lines) - _LISTED_REASONS
-    rest = f"and {hidden_lines} more; --columns name,status,reason shows all"
+    rest = f"and {hidden_lines} more; --columns name,status,reason shows all reasons"
     return [*lines[:_LISTED_REASONS], rest]
 
 

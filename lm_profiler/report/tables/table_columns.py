@@ -189,7 +189,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "repeat",
             "repeat",
             _repeat,
-            "number of the run among the repeats of its cell",
+            "number of the run among the repeats of its cell in a sweep",
             place=Place.ASKED,
         ),
         _record_column(
@@ -223,7 +223,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "parameters",
             "parameters",
             parameters,
-            "parameters of the model; of a run that failed early, those that it would have had",
+            "parameters of the model; for a run that failed early, the number that its model would have had",
         ),
         Column(
             "precision",

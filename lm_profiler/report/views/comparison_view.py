@@ -21,7 +21,7 @@ def comparison_blocks(comparison: Comparison) -> list[Json]:
     ]
     if comparison.unlike:
         refusal = line(
-            "Not the same work on the same device, so the times can hardly be compared.",
+            "These runs did different work or ran on different devices, so their times can hardly be compared.",
             "error",
         )
         return [refusal, differences, fold("Compare anyway", *result)]

@@ -163,11 +163,11 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
     steps = kernels.steps
     overlap_s = sum(phase.overlap_s for phase in kernels.phases.values())
     traced = "1 traced step" if steps == 1 else f"{steps} traced steps"
-    notes = [f"Means of {traced}: tracing makes steps longer than the measured ones."]
+    notes = [f"Means of {traced}; tracing makes steps longer than the measured ones."]
     if overlap_s >= _LEAST_OVERLAP * kernels.window_s:
         overlap = TIMES["step"].show(overlap_s / steps)
         notes.append(
-            f"{overlap} of a step ran at the same time as other work, and is counted in both."
+            f"{overlap} of a step ran at the same time as other work, and counts twice."
         )
     return [line(note, "quiet") for note in notes]
 
@@ -177,9 +177,11 @@ def _answer_table(kernels: KernelTable) -> Sequence[Json]:
     rows = [list(pair) for pair in kernel_answers(kernels)]
     share = kernels.memory_bound_share
     if share is not None:
-        text = f"{share:.1%} of the step runs only kernels that move bytes"
+        text = f"in {share:.1%} of the step, only kernels run that mostly move bytes"
         rows.append(["bound by memory", text])
     share = kernels.communication_share
     if share:
-        rows.append(["communication", f"nothing else runs in {share:.1%} of the step"])
+        rows.append(
+            ["communication", f"only communication runs in {share:.1%} of the step"]
+        )
     return table(text_table(("", ""), rows, left=2))

@@ -100,7 +100,7 @@ def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
         part = piece(0.0, share, _COARSE_COLOURS[cause], text)
         rows.append(bar(CAUSES[cause], [part], [text, share_text(share)]))
     peak = bytes_text(peak_bytes)
-    headline = line(f"The most is held in {phase}: {peak}.", "headline")
+    headline = line(f"Most memory is held in {phase}: {peak}.", "headline")
     chart = bars(["", "", "bytes", "share"], rows)
     return card("Measured: memory by cause", headline, chart)
 

@@ -53,10 +53,12 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     head = [line(f"{conclusion[0].upper()}{conclusion[1:]}.", "headline")]
     head += [line(text, "quiet") for text in communication_lines(ranks)]
     steps = count_text(ranks.steps, "step")
-    title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {steps}"
+    title = f"Which ranks work, which wait: {_ranks_text(ranks)}, mean of {steps}"
     if not _has_all_ranks(ranks):
-        drawn = f"Drawn are {len(rows):,} of {count_text(ranks.heard, 'rank')}"
-        choice = "rank 0, those with most own work and those with least, most first"
+        drawn = f"{len(rows):,} of {count_text(ranks.heard, 'rank')} are drawn"
+        choice = (
+            "rank 0, and the ranks with the most and the least own work, the most first"
+        )
         head.append(line(f"{drawn}: {choice}.", "quiet"))
     pictures = [_by_phase(ranks, rows)]
     if ranks.columns:
@@ -65,7 +67,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     return [
         card(title, *head),
         side_by_side(*pictures),
-        fold("What this is known from", *table(facts)),
+        fold("Sources of these figures", *table(facts)),
     ]
 
 
@@ -225,7 +227,10 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         },
         "yaxis": {**y_axis, "tickvals": list(named_rows), "ticktext": names},
     }
-    text = "More own work than the fast ranks: a line is a rank that is always slow, spots are ranks in turns."
+    text = (
+        "Colour shows how much more own work a rank has than the fast ranks: a line is a rank that is always slow, "
+        "scattered spots are ranks that are slow in turn."
+    )
     heat_map = card(
         "Own work, step by step", line(text, "quiet"), chart([data], layout)
     )

@@ -140,9 +140,13 @@ def _owners(owned: OtherByOwner) -> Json:
     steps = count_text(owned.steps, "step")
     text = f"Each action of {steps} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
-        text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
+        text += (
+            f" The longest {_MOST_OWNERS} of {len(owned.actions):,} actions are shown."
+        )
     drawn = bars(["owner and action", "", "ms", "calls", "in steps"], rows)
-    return fold("Who uses the time outside of the phases", line(text, "quiet"), drawn)
+    return fold(
+        "Which code uses the time outside of the phases", line(text, "quiet"), drawn
+    )
 
 
 def _figures(record: RunRecord) -> list[Json]:
@@ -202,9 +206,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
         charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
     notes = []
     if stride > 1:
-        notes.append(
-            f"The picture shows one step in every {stride}, of {len(means):,}."
-        )
+        notes.append(f"The picture shows every {stride}th of {len(means):,} steps.")
     if len(record.rank_step_s) > 1:
         ranks = count_text(len(record.rank_step_s), "rank")
         waiting = "phases include waiting, which the Ranks view separates"

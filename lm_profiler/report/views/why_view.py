@@ -46,11 +46,9 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     rows.append(_step_bar(record, waterfall, scale))
     ceiling = (
         waterfall_text.reason_without_ceilings(waterfall)
-        or "a ceiling, not an expected gain"
+        or "an upper limit, not an expected gain"
     )
-    texts_below = [
-        f"Open a bar to see what it consists of. Could save at most: {ceiling}."
-    ]
+    texts_below = [f"Open a bar to see its parts. Could save at most: {ceiling}."]
     texts_below += [f"Note: {note}" for note in waterfall.notes]
     lines_below = [line(text, "quiet") for text in texts_below]
     drawn = bars(["", "", "ms", "share", "could save at most"], rows)
@@ -95,7 +93,7 @@ def _headline(rungs: list[Rung], waterfall: Waterfall) -> str:
         return text
     large_rungs.sort(key=lambda rung: rung.term.seconds, reverse=True)
     names = [f"{rung.text} ms {rung.title}" for rung in large_rungs[:_NAMED_TERMS]]
-    return f"{text} Most is added by: {', '.join(names)}."
+    return f"{text} The largest additions: {', '.join(names)}."
 
 
 def _visible_phases(
@@ -127,7 +125,7 @@ def _term_bar(rung: Rung, waterfall: Waterfall, scale: float) -> Json:
     contributors = waterfall_text.contributors(rung.term, waterfall)
     contributor_blocks = table(contributors)
     if not contributors.rows:
-        contributor_blocks = [line("What it consists of is not known.", "quiet")]
+        contributor_blocks = [line("Its parts are unknown.", "quiet")]
     return bar(
         rung.title,
         _pieces(rung.pieces, rung.start_s, scale),

@@ -142,7 +142,7 @@ def test_a_page_of_110_runs_takes_at_most_3_5_mb_and_leaves_no_run_out(tmp_path:
         assert len([run for of, run in answers if of == route]) == 110
     name = "logs/run_7/version_0"
     steps = titled(answers["run", name], "Time of each step")
-    assert "The picture shows one step in every 4, of 100." in text_of([steps])
+    assert "The picture shows every 4th of 100 steps." in text_of([steps])
     charts = of_kind([steps], "chart")
     assert {len(series["x"]) for chart in charts for series in chart["data"] if series["type"] == "bar"} == {25}
     whys = [text_of(answer) for (route, _), answer in answers.items() if route == "kernels" and len(answer) == 1]

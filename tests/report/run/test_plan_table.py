@@ -32,7 +32,7 @@ def below(planned: Planned) -> str:
 
 def test_steps_differ_only_if_their_figures_do_and_what_the_floor_lacks_is_named() -> None:
     largest, alike, least = (round(gib * 2**30) for gib in (2.4401, 2.4399, 2.4301))
-    told = "steps differ: the table shows the largest of 2; the smallest needs 2.43 GiB"
+    told = "steps need different amounts of memory: the table shows the largest of 2; the smallest is 2.43 GiB"
     assert "steps differ" not in below(Planned({"forward": largest}, {}, steps=[largest, alike]))
     assert told in below(Planned({"forward": largest}, {}, steps=[largest, least])).splitlines()
     uncounted = ["mine::mm", "npdot (a.py:8)"]

@@ -71,7 +71,7 @@ CASES = {
     "other programs may have done it": of_one_host(
         RankFinding(kind="unsure", slow=[slow(1, "data", certain=False)], doubt="shared machine", steps=20)
     ),
-    "perhaps by chance": of_one_host(RankFinding(kind="unsure", rank=1, phase="data", doubt="chance", steps=20)),
+    "but this may be chance": of_one_host(RankFinding(kind="unsure", rank=1, phase="data", doubt="chance", steps=20)),
     "too few steps": of_one_host(RankFinding(kind="unsure", steps=2)),
     "an earlier version's record": of_one_host(RankFinding(**SURE)),
     "a host": made_ranks(

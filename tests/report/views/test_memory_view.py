@@ -54,7 +54,7 @@ def test_plan_and_history_have_one_scale_and_unknown_memory_says_why(tmp_path: P
 def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_path: Path) -> None:
     blocks = with_timelines(tmp_path, memory=memory(parameters=100, gradients=100, activations_and_rest=200))
     card = titled(blocks, "Measured")
-    assert "The most is held in backward: 400 B." in text_of([card])
+    assert "Most memory is held in backward: 400 B." in text_of([card])
     rows = bars_of(card)
     assert [(name, row["cells"]) for name, row in rows.items()] == [
         ("activations and rest", ["200 B", "50.0%"]),

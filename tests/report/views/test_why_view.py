@@ -41,7 +41,7 @@ def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
     assert step["cells"][:2] == ["168.3", "100.0%"]
     assert bars_of(card)["gaps"]["cells"] == ["+9.0", "5.3%", "9.0"]
     assert "168.3 ms [167.3, 170.3]" in card["title"]
-    assert "62.1 ms (36.9%) would be ideal. Most is added by: 41.0 ms slow matmuls, 30.2 ms" in text_of([card])
+    assert "62.1 ms (36.9%) would be ideal. The largest additions: 41.0 ms slow matmuls, 30.2 ms" in text_of([card])
     rows = bars_of(blocks_of()[0])
     slow = rows["slow matmuls"]
     [table] = [block for block in slow["inside"] if block["kind"] == "table"]
