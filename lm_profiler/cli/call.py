@@ -70,7 +70,7 @@ class Call:
         """Add an option of the command line, or read the config that it names; raise UsageError if it is wrong."""
         if not option.name:
             check_dashes(option.value)
-            remedy = f"a file of options is --config {option.value}"
+            remedy = f"to read options from a file, use --config {option.value}"
             raise UsageError(f"expected options, given {option.value!r}; {remedy}")
         if option.name == "config":
             config = _read(option.value)
@@ -278,7 +278,7 @@ def _read(name: str) -> _Config:
         )
     if content.get("config"):
         raise UsageError(
-            f"config: expected no further config, given one in {short_path}; leave it out"
+            f"config: a config file cannot name another config, but {short_path} does; leave it out"
         )
     can_be_read_again = not is_text(path) and Path(path).is_file()
     if can_be_read_again:

@@ -153,7 +153,7 @@ def free_bytes_per_replica(trainer: Trainer) -> int | None:
 def _reason_text(planned: Planned, available: int) -> str:
     """Return why the run does not fit: the bytes that it needs at its peak, by cause."""
     needed = planned.least_bytes
-    scope = "without what a compiler might save"
+    scope = "without tensors that a compiler may not need"
     if needed == planned.peak:
         scope = f"peak in {planned.phase}"
     causes = planned.causes.get(planned.phase)

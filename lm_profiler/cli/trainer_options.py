@@ -205,7 +205,9 @@ class OptionsCLI(LightningCLI):
             parser.set_defaults(
                 {key: {"class_path": self._class_paths.get(key, our_class)}}
             )
-            groups[key].title = f"The {key}. The options of {our_class} are at the end"
+            groups[
+                key
+            ].title = f"The {key}. The options of {our_class} are listed at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args`` instead of ``sys.argv``."""
@@ -216,7 +218,7 @@ class OptionsCLI(LightningCLI):
             section = options.get(key)
             if not isinstance(section, Namespace):
                 raise UsageError(
-                    f"{key}: expected options, given {section!r}; leave it out"
+                    f"{key}: expected a section of options, given {section!r}; leave {key} out"
                 )
 
     def _check_required(self, classes: Mapping[str, type]) -> None:

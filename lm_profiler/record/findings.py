@@ -18,7 +18,7 @@ class OutOfMemory(Part):
     requested: int | None = figure(
         "requested",
         "GiB",
-        "memory that was requested when memory ran out, according to the error message",
+        "bytes requested when memory ran out, according to the error message",
         "oom_requested_bytes",
     )
     free: int | None = figure(
@@ -305,7 +305,7 @@ class Term(Part):
     at_most_s: float | None = figure(
         "could save at most",
         "ms",
-        "upper limit of what can be saved of the term; what a change really saves may be much less",
+        "upper limit of the time that can be saved in the term; a real change may save much less",
         default=None,
     )
     phases: dict[str, float] = figure(
@@ -331,7 +331,7 @@ class NeedlessWork(Part):
     what: str | None = figure(
         "what",
         "text",
-        "module, or operator with its shapes, that does the work, if it is only one",
+        "module that does the work, or operator with its shapes; empty if there are several",
     )
     count: float = figure(
         "times", "count", "number of passes or operators in a step that may be needless"

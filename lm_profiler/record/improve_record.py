@@ -38,13 +38,13 @@ class Numerics(Part):
     loss: float | None = figure(
         "loss off by",
         "error",
-        "relative difference of the mean loss of the first steps, with the change against without it",
+        "relative difference between the mean losses of the first steps with and without the change",
         "loss_off",
     )
     gradients: float | None = figure(
         "gradients off by",
         "error",
-        "norm of the difference between the gradients with and without the change, divided by their norm without it",
+        "norm of the difference between the gradients with and without the change, divided by the norm without it",
         "gradients_off",
     )
     within: bool | None  # whether both are within the tolerance
@@ -213,7 +213,9 @@ class ImproveRecord(Part):
     started: str
     budget_s: float = figure("budget", "s", "time that all runs together may take")
     elapsed_s: float = figure(
-        "elapsed", "s", "time that runs took, over all calls that continued this search"
+        "elapsed",
+        "s",
+        "time that all runs took, including those of later calls that continued this search",
     )
     ended: Annotated[Ended, Newer] = "unfinished"
     first_s: float | None = figure(

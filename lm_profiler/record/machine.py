@@ -83,8 +83,8 @@ class ModelFacts(Part):
     parameters_in_products: int | None = figure(
         "parameters per token",
         "count",
-        "parameters that a token is multiplied by: without embeddings, which are looked up, and of experts only the "
-        "chosen ones",
+        "parameters in the matrix products for a token: without embeddings, which are looked up, and without experts "
+        "that are not chosen",
         default=None,
     )
     trainable_parameters: int = figure(
@@ -198,9 +198,7 @@ class Flops(Part):
 class DtypeUse(Part):
     """The matrix products of a step in one dtype. None means unknown."""
 
-    dtype: str = figure(
-        "dtype", "text", "dtype of the factors of these matrix products"
-    )
+    dtype: str = figure("dtype", "text", "dtype of the matrices that are multiplied")
     flops: int = figure(
         "work", "GFLOP", "the model's FLOPs per step in this dtype, all ranks together"
     )
@@ -411,7 +409,7 @@ class Contention(Part):
     involuntary_switches: int | None = figure(
         "involuntary switches",
         "count",
-        "how often a thread of the run lost its CPU although it could run on",
+        "how often a thread of the run lost its CPU although it could have continued",
     )
     wall_s: float = figure(
         "observed for",
@@ -506,7 +504,7 @@ class ExpertLoad(Part):
 class FlopRate(Part):
     """The FLOP/s of one device in matmuls of ``dtype`` (a name of torch), and the source of the figure."""
 
-    dtype: str = figure("dtype", "text", "dtype of the factors of matrix products")
+    dtype: str = figure("dtype", "text", "dtype of the matrices that are multiplied")
     flops_per_s: float = figure(
         "FLOP rate",
         "TFLOP/s",

@@ -183,7 +183,7 @@ TERMS = {
     ),
     "waiting": (
         "waiting for ranks",
-        "time of waiting for other ranks, which only faster ranks can save",
+        "time of waiting for other ranks, which shrinks only if those ranks become faster",
     ),
     "gaps": (
         "gaps",

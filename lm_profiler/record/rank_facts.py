@@ -187,7 +187,7 @@ class RankFinding(Part):
         default=None,
     )
     slow: list[SlowRank] = Field(default_factory=list)
-    """The 64 slowest ranks and phases to mend; if the kind is ``unsure``, those that may have to be mended."""
+    """At most 64 pairs of a slow rank and a phase, the slowest first; if the kind is ``unsure``, possible ones."""
     slow_ranks: int | None = figure(
         "slow ranks", "count", "number of ranks for which the others wait", default=None
     )
@@ -201,7 +201,7 @@ class RankFinding(Part):
     doubt: Annotated[RankDoubt, Newer] | None = figure(
         "why nobody is named",
         "text",
-        "why no slow rank is named although ranks wait: few steps, chance, or a shared machine",
+        "why no rank is called slow although ranks wait: few steps, chance, or a shared machine",
         "ranks_doubt",
         default=None,
     )
@@ -251,7 +251,7 @@ class CollectiveFigures(Part):
     seconds: float = figure(
         "time (ms)",
         "ms",
-        "time of all calls of the collective in a step, waiting included; some calls may overlap",
+        "time of all calls of the collective in a step, including waiting; some calls may overlap",
         "collective_s",
     )
     exposed_s: float = figure(
@@ -270,7 +270,7 @@ class Ranks(Part):
 
     world: int
     hosts: dict[str, list[int]]
-    """By host, the ranks of ``world`` that reported their arrivals."""
+    """The ranks that reported when they arrived at collectives, by host."""
     steps: int = figure(
         "steps of waiting",
         "count",
@@ -291,7 +291,7 @@ class Ranks(Part):
         "share of the mean step for which a rank waits for others, on average over the ranks",
     )
     by_rank: list[RankTimes]
-    """Every rank up to 64 of them; else rank 0, the 8 with most own work and the 8 with least."""
+    """All ranks if there are at most 64; otherwise rank 0, and the 8 ranks with the most and the least own work."""
     columns: list[int] = figure(
         "first step",
         "count",
@@ -317,7 +317,7 @@ class Ranks(Part):
         default=None,
     )
     communication_s: float | None = figure(
-        "communication", "ms", "time of a traced step during which collectives run, waiting included",
+        "communication", "ms", "time of a traced step during which collectives run, including waiting",
         place=Place.TABLE, default=None,
     )  # fmt: skip
     communication_share: float | None = figure(

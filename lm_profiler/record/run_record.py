@@ -398,7 +398,7 @@ class StepCounters(Part):
     involuntary_switches: float | None = figure(
         "involuntary",
         "count",
-        "how often a thread lost its CPU in the step although it could run on",
+        "how often a thread lost its CPU in the step although it could have continued",
         default=None,
     )
     alloc_retries: float | None = figure(
@@ -486,7 +486,7 @@ class OwnedTime(Part):
         "owner", "text", "class whose code ran, Lightning or lm_profiler"
     )
     action: str = figure(
-        "action", "text", "hook or method that ran, or a word that stands for several"
+        "action", "text", "hook or method that ran, or a word for a group of them"
     )
     seconds: float = figure(
         "time",
@@ -499,12 +499,12 @@ class OwnedTime(Part):
     in_steps: int = figure(
         "in steps",
         "count",
-        "number of the steps timed by action in which this action took time",
+        "in how many of the steps timed by action this action took time",
     )
     least_s: float | None = figure(
         "at least",
         "ms",
-        "time of the action per step if it never took longer than in its fastest step",
+        "lower bound of the time of the action per step, from its fastest step",
         default=None,
     )
 
@@ -533,7 +533,11 @@ class PythonTime(Part):
         "text",
         "kind of code: python, torch, library, printing of tensors, a package, or a C function",
     )
-    seconds: float = figure("time", "ms", "time of the line itself in one step")
+    seconds: float = figure(
+        "time",
+        "ms",
+        "time of the line in one step, without the program's functions that it calls",
+    )
     calls: int = figure("calls", "count", "how often the line was entered in that step")
 
     @property
@@ -604,7 +608,7 @@ class OutsideSteps(Part):
     per_step_s: float = figure(
         "per step",
         "ms",
-        "time of the activity per step, if it goes on as often as it did",
+        "time of the activity per step, if it continues at the same rate",
     )
     in_step: bool = False  # whether the step's time includes it
     owner: str | None = figure(

@@ -50,12 +50,13 @@ class StageOptions:
     """How long to warm up and to measure.
 
     Args:
-        warmup_steps: Steps before the measured ones; recorded, never summarised.
+        warmup_steps: Steps before the measured ones. They are recorded, but no figure includes them.
         measure_steps: Steps to measure; 0 to only watch the run. If not given, at least 40 steps and 10 s, but at most
             a minute (or 10 steps, if these take longer), and no more steps than the loop has for all stages. If the
             rest of training is watched, 40 steps.
-        until_ci: Measure until the level of the step time is known to this share, such as 0.005 (half the width of its
-            95 % interval), instead of measure_steps. This is checked after 10 steps, and again after each quarter more.
+        until_ci: Instead of measure_steps, measure until half the width of the 95 % interval of the step time's level
+            is at most this share of it, such as 0.005. This is checked after 10 steps, and again whenever a quarter
+            more steps have been measured.
         max_steps: Maximum number of steps to measure with until_ci.
         max_seconds: Maximum seconds to measure with until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training continues without the instruments.
@@ -227,11 +228,11 @@ class ExportOptions:
     """Send the results to other places than the run's own folder.
 
     Args:
-        trackers: Log the figures of the usual table to each logger of the Trainer, as lm_profiler/<name> in SI units,
-            when the stages are over, and facts of the run as hyperparameters: TensorBoard, CSV, W&B, MLflow, Comet or
-            any other. Loggers that accept files get the page and the trace too. A watched run then logs tokens/s, MFU,
-            step time, data share and memory every log_every_n_steps or ten seconds, and the mean times of every
-            thousand steps. all logs every figure of run.json.
+        trackers: When the stages are over, log the figures of the usual table (with `all`: every figure of run.json) to
+            each logger of the Trainer, as lm_profiler/<name> in SI units, and facts of the run as hyperparameters. Any
+            logger works: TensorBoard, CSV, W&B, MLflow, Comet. Loggers that accept files also get the page and the
+            trace. A watched run then logs tokens/s, MFU, step time, data share and memory every log_every_n_steps or
+            ten seconds, and the mean times of every thousand steps.
         prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
             process of a node takes the next port.
         textfile: While a run is watched, write its metrics to this file, for node_exporter's textfile collector.

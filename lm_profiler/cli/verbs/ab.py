@@ -157,7 +157,7 @@ def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
     notes = [
         *comparison.notes,
         f"{pairs.end_reason}; the interval of the deciding figure is corrected for repeated checks",
-        f"{spread.text}; the differences between the runs of the pairs have more weight",
+        f"{spread.text}; the differences measured between the pairs have more weight",
     ]
     return replace(
         comparison,

@@ -117,9 +117,9 @@ for example:
 class Options(ComparisonOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
-    Each figure gets a ratio with an interval, and a verdict: FASTER, SLOWER, SAME or UNCLEAR. Several runs of a side
-    are repeats. If other programs used the machine, times are only upper bounds. Then the step without waits for a CPU
-    and the CPU time decide; if they are unknown, the verdict is UNCLEAR.
+    Each figure gets a ratio with an interval, and a verdict: FASTER, SLOWER, SAME or UNCLEAR. Several runs of
+    one side count as repeats. If other programs used the machine, times are only upper bounds. The verdict then uses
+    the step time without waits for a CPU, and the CPU time; if these are unknown, it is UNCLEAR.
 
     Args:
         config: A YAML file of these options.

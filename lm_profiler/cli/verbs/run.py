@@ -35,7 +35,7 @@ _NOT_PASSED = ("trainer", "program", "command")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a program unchanged, and profile its Lightning Trainer, or else the first other loop that steps an optimizer.
+    """Run a program unchanged, and profile its Lightning Trainer, or otherwise the first loop that steps an optimizer.
 
     After the measurement the program continues training. The profiler prints to stderr. lm_profiler must be installed
     for the Python that runs the program.

@@ -123,7 +123,8 @@ def _watch(
                 break
             sleep(_REDRAW_S)
     print_message(
-        f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here"
+        f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not reach "
+        "this machine"
     )
     return FAILED
 
