@@ -21,8 +21,8 @@ the run:
 
 stages:
   --stages.warmup_steps            steps before the measured ones
-  --stages.measure_steps           steps to measure (default: at least 40 and 10 s)
-  --stages.until_ci                measure until the step time is known to ±0.005
+  --stages.measure_steps           steps to measure (default: at least 40)
+  --stages.until_ci                measure to this precision, such as 0.005
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is measured
   --actions.steps                  steps in which each action is timed by name

@@ -1,4 +1,4 @@
-"""The changes from A to B in pairs of runs that alternated, with intervals that hold at all looks together."""
+"""The changes from A to B in pairs of runs that alternated, with intervals that are corrected for repeated looks."""
 
 from __future__ import annotations
 

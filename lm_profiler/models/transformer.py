@@ -297,7 +297,10 @@ class Embedding(nn.Embedding):
 
 
 class SmallEmbedding(nn.Embedding):
-    """An embedding that is also the matrix of the LM head, or is added to such a one; initialized like a ``Linear``."""
+    """An embedding that shares its matrix with the LM head, or is added to such an embedding.
+
+    It is initialized like a ``Linear``.
+    """
 
     def reset_parameters(self) -> None:
         std = self.embedding_dim**-0.5

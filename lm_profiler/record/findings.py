@@ -1,4 +1,4 @@
-"""The results of a run: why it died, the error of its precision, what binds it, and its waterfall."""
+"""The results of a run: why it died, the error of its precision, its bottleneck, and its waterfall."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ Bound = Literal[
 
 
 class Verdict(Part):
-    """What binds the run, and the evidence for it."""
+    """The bottleneck of the run, and the evidence for it."""
 
     # None means that the evidence shows no bottleneck
     bound_by: Annotated[Bound | None, Newer]
@@ -407,7 +407,7 @@ class Waterfall(Part):
     step_phases: dict[str, float] = figure(
         "of it in {key}",
         "ms",
-        "time of {key} in the mean step that the waterfall divides",
+        "time of {key} in the mean step, which the waterfall divides into terms",
         "{key}_s",
         keys=PARTS,
         default_factory=dict,

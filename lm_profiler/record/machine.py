@@ -450,7 +450,7 @@ class ExpertLoad(Part):
     """How evenly the router of one layer distributed the tokens among its experts, since the start of the run."""
 
     layer: int = figure(
-        "layer of experts", "count", "number of the layer of experts, from 0"
+        "layer of experts", "count", "number of the layer of experts, counted from 0"
     )
     experts: int = figure(
         "experts",
@@ -465,7 +465,7 @@ class ExpertLoad(Part):
     busiest: int = figure(
         "busiest expert",
         "count",
-        "number of the expert that was sent the most tokens, from 0",
+        "number of the expert that was sent the most tokens, counted from 0",
     )
     busiest_share: float = figure(
         "its share",

@@ -123,7 +123,7 @@ class StepPattern(Part):
     slow: list[int] = figure(
         "slow step",
         "count",
-        "position of a slow step within the pattern, from 1",
+        "position of a slow step within the pattern, counted from 1",
         "pattern_slow",
     )
     extra: float = figure(
@@ -141,7 +141,7 @@ class StepKind(Part):
     share: float = figure(
         "share of the steps",
         "%",
-        "share of the measured steps that are of this rarer kind",
+        "share of the measured steps that belong to this rarer kind",
         "kind_share",
     )
     ratio: float = figure(
@@ -746,7 +746,7 @@ class RunRecord(Part):
     between_steps_s: float | None = figure(
         "between steps",
         "ms",
-        "time of the measured stage that is in no step, such as validation and the ends of epochs",
+        "time in the measured stage outside of all steps, such as validation and the ends of epochs",
         default=None,
     )
     # the activities that took the time between steps, the longest first

@@ -177,7 +177,7 @@ class RankWait(Part):
 
 
 class TraceRanks(Part):
-    """The traces of several ranks: who waits for whom."""
+    """The traces of several ranks: which rank waits for which."""
 
     schema_version: Literal[1] = 1
     steps: int

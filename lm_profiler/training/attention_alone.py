@@ -158,7 +158,7 @@ class EmptyBatches(LightningDataModule):
 
 
 class Endless:
-    """A loader that gives the same batch for ever; Lightning would prefetch from one without a length."""
+    """A loader that yields the same batch forever. It has a length, without which Lightning would prefetch batches."""
 
     def __init__(self, batch: Tensor) -> None:
         self._batch = batch

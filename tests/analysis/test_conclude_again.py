@@ -38,7 +38,7 @@ def test_a_record_is_made_again_and_what_differs_from_before_is_told(run: Path, 
     assert (cut, now.steadiness.cut) in [(of.before, of.now) for of in changes if of.field == "steadiness.cut"]
     before = (run / "run.json").read_bytes()
     assert main(["report", str(run), "--again"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("the same")
+    assert capsys.readouterr().out.rstrip().endswith("the same conclusions")
     assert (run / "run.json").read_bytes() == before
 
 

@@ -31,7 +31,7 @@ def test_a_planted_imbalance_is_reported_and_layers_without_tokens_are_left_out(
     record = recorded(LEVEL, experts=[BALANCED, PLANTED])
     page = render(run_page(record, Path("logs")), "terminal")
     assert "10.0% 70.0% 12.0% 8.0%" in page
-    assert lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean (layer 3)"]
+    assert lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean number of tokens (layer 3)"]
     # A module reports its load and layers without tokens are left out.
     module = SimpleNamespace(expert_load=lambda: [[1, 2], [0, 0], [3, 0]])
     assert expert_loads(module) == [ExpertLoad.from_tokens(0, [1, 2]), ExpertLoad.from_tokens(2, [3, 0])]

@@ -256,9 +256,9 @@ def test_each_gap_of_a_loop_stands_for_itself_and_the_line_is_that_of_the_longes
     advice = {finding.saves_s: remedy_of(finding, record) for finding in findings_of(record) if finding.name == "owner"}
     assert [*advice] == pytest.approx([0.03, 0.02])
     texts = [*advice.values()]
-    assert texts[0].startswith("Do less between forward and backward, most in ")
+    assert texts[0].startswith("Do less work between forward and backward, or do it less often: most of the time ")
     assert "(net.py:12)" in texts[0]
-    assert texts[1] == "Do less after zero_grad, or do it less often."
+    assert texts[1] == "Do less work after zero_grad, or do it less often."
 
 
 def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse() -> None:

@@ -367,7 +367,7 @@ def test_a_loop_within_a_loop_is_one_loop(is_named: bool, capsys: pytest.Capture
         steps_with(within, parts)  # type: ignore[arg-type]
     assert_times(rows_of(run), ZOO["usual"].seconds())
     (line,) = lines(capsys)
-    assert "run.data runs within another run.data" in line
+    assert "run.data is used inside another run.data" in line
 
 
 def nested_loops(step: Callable[[Tensor], None]) -> None:
@@ -438,7 +438,7 @@ def test_what_is_no_step_is_left_alone_and_noted(capsys: pytest.CaptureFixture[s
         torch.ones(1, requires_grad=True).sum().backward()
         steps_with(run, parts)
     (line,) = lines(capsys)
-    assert "backward was called once outside of a step" in line
+    assert "backward was called once outside of all steps" in line
     assert run.record.status == "ok"
 
 

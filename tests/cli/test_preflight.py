@@ -145,7 +145,7 @@ def test_the_check_can_be_left_out(free: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "module,why", [(DependsOnValues, "depends on values"), (NeverMade, "took more than 20 s of CPU time")]
+    "module,why", [(DependsOnValues, "depends on the values"), (NeverMade, "took more than 20 s of CPU time")]
 )
 def test_what_is_not_planned_in_time_runs(module: type[LightningModule], why: str, free: Callable[[int], None]) -> None:
     warm.load_server()

@@ -142,7 +142,7 @@ def test_modules_that_freeze_keep_and_share_are_planned_as_they_are(tmp_path: Pa
 @pytest.mark.parametrize(
     "kind, reason",
     [
-        (rehearsed.DecidesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.DecidesByValue, r"depends on the values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Recurrent, r"LSTM kernel keeps for backward.* \(rehearsed.py, line \d+\)"),
         (rehearsed.SaysCuda, r"Error: .*\bcuda\b.* \(rehearsed.py, line \d+\)"),
         (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),

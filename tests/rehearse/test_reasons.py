@@ -23,6 +23,4 @@ def test_weights_that_need_data_are_named() -> None:
             Weights(data)
         except RuntimeError as error:
             reason = reason_of(error)
-    assert reason.startswith(
-        "tensors of class Weights cannot be made from tensors without data (test_reasons.py, line "
-    )
+    assert reason.startswith("tensors of class Weights cannot be made from tensors without data (test_reasons.py, ")

@@ -91,7 +91,7 @@ class MemoryChange:
 class RateChange:
     """The change of tokens per second.
 
-    ``interval`` is the ratio of B's rate to A's. ``verdict`` is about the time per token, so that FASTER is a higher
+    ``interval`` is the ratio of B's rate to A's. ``verdict`` is about the time per token, so FASTER means a higher
     rate. A rate whose bound is ``at least`` is a lower bound, because other programs used the machine.
     """
 

@@ -1,4 +1,4 @@
-"""Which operators of a step are needed: what reads their results, what they compute again, what their operands hold.
+"""Finds operators that a step need not compute, from what reads their results and from what their operands contain.
 
 May use what ``analysis`` may. Knows calls of operators by number and storage, and no tensors.
 """

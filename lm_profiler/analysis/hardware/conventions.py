@@ -1,8 +1,9 @@
-"""The MFU of one run by the conventions of others, beside ours: they differ in which FLOPs a token takes.
+"""Computes the MFU of one run by the conventions of other projects, which differ in how they count a token's FLOPs.
 
-Ours counts what was dispatched. The others compute FLOPs from the sizes of a model: N parameters, L layers of width h
-with H heads of width Q, a vocabulary of V, a context of T. The FLOPs of attention in full, 12·L·H·Q·T per token, are
-three times those of forward that were counted in fused attention. None of them counts recomputation.
+Our own convention counts the operators that torch dispatched. The others compute FLOPs from the sizes of a model: N
+parameters, L layers of width h with H heads of width Q, a vocabulary of V, a context of T. The FLOPs of attention in
+full, 12·L·H·Q·T per token, are three times those of forward that were counted in fused attention. None of them counts
+recomputation.
 """
 
 from __future__ import annotations

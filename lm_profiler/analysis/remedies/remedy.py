@@ -1,4 +1,4 @@
-"""What the catalogue of remedies consists of: ``Remedy``, the candidates that it offers, and the run that it is for."""
+"""The types of the catalogue of remedies: ``Remedy``, the candidates that it offers, and the run that it is for."""
 
 from __future__ import annotations
 

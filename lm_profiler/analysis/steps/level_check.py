@@ -1,5 +1,5 @@
-"""Checks whether steps after the measured ones have the same level, since a short measurement cannot show if it
-lasts."""
+"""Checks whether steps after the measured ones have the same level, since a short measurement cannot show
+whether the level lasts."""
 
 from __future__ import annotations
 

@@ -539,7 +539,7 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
 
 @dataclass(frozen=True)
 class _Regressors:
-    """What a regression on a constant and a unit shape needs, apart from the values. All is whitened."""
+    """The whitened series, and sums of them, that a regression on a constant and unit shapes needs."""
 
     constant: Series  # (n,) the constant
     shapes: Series  # (shapes, n) the unit shapes

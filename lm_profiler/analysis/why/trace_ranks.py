@@ -1,9 +1,9 @@
-"""Compares the traces of several ranks: who waits for whom at each collective.
+"""Compares the traces of several ranks, to find which rank waits for which at each collective.
 
-Clocks of several machines cannot be compared, durations can: a collective that needs the data of all ranks ends on all
-of them at the same time, so the rank on which it is the shortest came last, and the others waited for as much as it
-takes longer on them. The source of a broadcast does not wait, so that broadcasts are left out, and so are calls between
-two ranks, and those whose kind is unknown.
+The clocks of several machines cannot be compared, but durations can. A collective that needs the data of all ranks ends
+on all of them at the same time. So the rank on which the call is shortest arrived last, and each other rank waited for
+as long as its own call exceeds the shortest one. Broadcasts are left out, because their source does not wait; so are
+calls between two ranks, and calls of an unknown kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _CallKey(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """What a sum of waits is for: the key under which waits are added up."""
+    """The key under which waits are added up."""
 
     collective: str
     rank: int

@@ -160,7 +160,10 @@ def _end(call: DriverCall) -> int:
 
 
 class _BlockingCall(NamedTuple):
-    """The call that the host was ``in`` while the device was idle, or ``after`` whose end it had waited."""
+    """A call of the host that explains idle time of the device.
+
+    ``relation`` is "in" if the device was idle during the call, and "after" if it was idle once the call had ended.
+    """
 
     relation: str
     call: DriverCall

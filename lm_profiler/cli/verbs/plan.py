@@ -123,7 +123,7 @@ class Options:
         if self.plot is not None:
             if self.output is None:
                 raise UsageError(
-                    f"plot: needs --output FILE; end FILE with {', '.join(SUFFIXES)}"
+                    f"plot: expected --output FILE, given none; end FILE with {', '.join(SUFFIXES)}"
                 )
             check_picture(self.output)
         if self.output is not None:

@@ -235,7 +235,7 @@ class Options:
             )
         if self.plot and self.output is None:
             raise UsageError(
-                "plot: needs --output FILE; end FILE with .svg, .png, .pdf or .html"
+                "plot: expected --output FILE, given none; end FILE with .svg, .png, .pdf or .html"
             )
         if self.plot and self.format is not None:
             raise UsageError(

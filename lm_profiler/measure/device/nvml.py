@@ -1,4 +1,4 @@
-"""Asks a GPU's driver through NVIDIA's management library (NVML), without CUDA: its sensors, and who else uses it.
+"""Asks a GPU's driver through NVIDIA's management library (NVML), without CUDA: its sensors, and its other users.
 
 Any module named ``pynvml`` is used, also an old one, which lacks functions and constants of nvidia-ml-py. So any
 exception means that the answer is unknown.

@@ -36,7 +36,7 @@ _EVIDENCE = {
     "communication": "{share} of the step is communication that does not overlap with computation",
     "host": "launching the kernels takes as long as running them",
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
-    "compute": "{share} of the step is work, from forward to optimizer (optimizer {optimizer:.0%})",
+    "compute": "{share} of the step is computation, from forward to optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
     "program code: sleep": "{share} of the step is spent waiting without computing (sleep, I/O or a lock)",
     "program code: python": "{share} of the step is spent in the program's own Python code, outside of torch",
@@ -51,9 +51,9 @@ _EVIDENCE = {
     "between steps: reload": "{share} of the time is spent on creating a new loader for each epoch",
     "between steps: worker_start": "{share} of the time is spent on starting the loader's workers for each epoch",
     "small operators": "a step reaches {reached} of what the machine can reach; small operators or memory may limit it",
-    "shared": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown "
+    "shared": "{working:.0%} of the step is computation, from forward to optimizer; utilisation is unknown "
     "because other programs use the machine",
-    "unknown": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown",
+    "unknown": "{working:.0%} of the step is computation, from forward to optimizer; utilisation is unknown",
 }
 
 

@@ -60,7 +60,9 @@ def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[st
     """Return lines on how many steps are done, the goodput, and the memory in use."""
     line = f"{_process_state_text(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
-        line += f", goodput {status.goodput:.1%} (training steps after the first)"
+        line += (
+            f", goodput {status.goodput:.1%} (share of training steps after the first)"
+        )
     if status.resumed_at:
         line += f"; continued from step {status.resumed_at:,}"
     if status.repeated is not None:

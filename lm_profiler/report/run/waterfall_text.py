@@ -338,7 +338,7 @@ def _terms_table(waterfall: Waterfall) -> Table:
     if has_ends:
         steps = f"the {waterfall.traced_steps} traced steps"
         lines_below.append(
-            f"from, to: the smallest and the largest value in {steps}, not a confidence interval"
+            f"from, to: the range over {steps}, not a confidence interval"
         )
     meaning = (
         reason_without_ceilings(waterfall) or "an upper limit, not an expected gain"

@@ -177,7 +177,7 @@ def _answer_table(kernels: KernelTable) -> Sequence[Json]:
     rows = [list(pair) for pair in kernel_answers(kernels)]
     share = kernels.memory_bound_share
     if share is not None:
-        text = f"in {share:.1%} of the step, only kernels run that mostly move bytes"
+        text = f"{share:.1%} of the step runs only kernels that mostly move bytes"
         rows.append(["bound by memory", text])
     share = kernels.communication_share
     if share:

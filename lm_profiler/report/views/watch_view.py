@@ -82,7 +82,7 @@ def missing(entry: Entry) -> str | None:
         return None
     if entry.record is None:
         return left_no_run(entry)
-    return "Not watched: `fit --watch=true` keeps the marks until training ends."
+    return "This run was not watched: `fit --watch=true` keeps measuring until training ends."
 
 
 WATCH = View("watch", "Watch", blocks, missing, is_live=True)

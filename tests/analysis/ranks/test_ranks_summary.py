@@ -61,6 +61,6 @@ def test_exposed_is_what_no_other_kernel_runs_beside_less_what_the_traced_rank_w
         of = communication_figures(traced, waiting_s)
         assert of["exposed_s"] == pytest.approx({"backward": exposed_s}, abs=1e-12)
         assert of["exposed_source"].startswith("rank 0's")
-        assert ("included" in of["exposed_source"]) is (waiting_s is None)
+        assert ("including" in of["exposed_source"]) is (waiting_s is None)
     assert communication_figures(Traced([], [], 2, on_device=False)) == {}
     assert communication_figures(None) == {}

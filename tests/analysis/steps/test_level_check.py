@@ -38,7 +38,7 @@ def test_steps_that_go_on_as_before_leave_no_note(spread: float, rho: float) -> 
     assert sum(bool(noted(noise(rng, spread, rho))) for _ in range(60)) <= 1
 
 
-@pytest.mark.parametrize("factor, word", [(1.12, "more"), (0.88, "less")])
+@pytest.mark.parametrize("factor, word", [(1.12, "slower"), (0.88, "faster")])
 def test_later_steps_that_differ_are_noted_with_their_size(factor: float, word: str) -> None:
     rng = np.random.default_rng(2)
     found = 0

@@ -170,7 +170,7 @@ def test_a_merged_trace_says_what_is_guessed_and_is_read_in_part(tmp_path: Path)
     events = [*of_process(late, 100, 0, 0, 0.0), *of_process(late, 101, 1, 1, 7.0)]
     trace = read_any_trace(written(tmp_path, events), process_name="101")
     assert trace.work.packed.devices == ["1"]
-    assert any("taken in their order" in note for note in trace_answer(trace).notes)
+    assert any("paired in their order" in note for note in trace_answer(trace).notes)
     # Of a merged trace that is too large one process has its first steps.
     events = steps_in_a_row(6)
     merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events, 101, 1, 1, 9.0)])
@@ -288,7 +288,7 @@ def test_of_a_trace_that_is_too_large_the_first_steps_or_a_later_one_or_the_begi
     # Of a step that is too large the beginning is read.
     path = written(tmp_path, cuda_step())
     part = read_any_trace(path, most_events=20)
-    assert "only its beginning" in part.part_words
+    assert "only the beginning" in part.part_words
     table = kernel_table(part.work)
     assert 0 < table.window_s < 170e-6
     assert sum(phase.busy_s + phase.idle_s for phase in table.phases.values()) == pytest.approx(table.window_s)

@@ -75,7 +75,7 @@ def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
         for owner, seconds in {"LearningRateMonitor": 4e-3, "<b>Mine</b>": 2e-3}.items()
     ]
     entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
-    rows = bars_of(titled(shown("run", entry), "Who uses the time"))
+    rows = bars_of(titled(shown("run", entry), "Which code uses the time"))
     assert list(rows) == ["LearningRateMonitor.hook", "<b>Mine</b>.hook"]
     assert [row["cells"] for row in rows.values()] == [["4.000", "1", "3 of 3"], ["2.000", "1", "3 of 3"]]
     assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]

@@ -52,7 +52,7 @@ def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
         ["model.head", "aten::mm", "2", "8.5", "tiles of 128 x 128 waste 31 %"],
     ]
     assert "Could save at most 41.0 ms." in text_of(slow["inside"])
-    assert "not known" in text_of(rows["input"]["inside"])
+    assert "unknown" in text_of(rows["input"]["inside"])
 
 
 def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
