@@ -420,15 +420,16 @@ def loops(steps: int) -> None:
     steps_without_levels = 0
     for name, plant in watch_loops.plants(steps).items():
         with tempfile.TemporaryDirectory() as folder:
-            watch_loops.train(Path(folder), plant, steps)
+            began_s = watch_loops.train(Path(folder), plant, steps)
             (run,) = [path.parent for path in Path(folder).glob("**/watch.json")]
             events = read_events(run)
             rows = read_last_steps(run)
+        clocked_plant = plant.with_clocked_changes(began_s)
         noise_events += len(level_events_of_noise(rows))
         steps_without_levels += len(rows)
         reports = {"as it ran": events, "resampled": resampled_events(rows, plant)}
         for how, reported in reports.items():
-            missing = watch_loops.missing(plant, reported)
+            missing = watch_loops.missing(clocked_plant, reported)
             right[how] += not missing
             others = len(reported) - watch_loops.planted_events(plant)
             print(

@@ -1,7 +1,8 @@
 """Real training loops with one planted trouble each, for ``python -m benchmarks.watch loops``.
 
 A loop is a small network on the CPU, 2 to 6 ms per step. What is planted takes real time: it sleeps, so that it takes
-as long as asked for, also on a busy machine. Every plant knows what must be reported of it.
+as long as asked for, also on a busy machine. Every plant knows what must be reported of it. How much a change costs is
+clocked by the loop itself, without the watch: after a longer sleep the rest of the step takes longer, too.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
@@ -65,6 +67,20 @@ class Plant:
     def changes_within(self, first: int, steps: int) -> bool:
         """Return whether the level changes in one of these steps."""
         return any(first <= step <= first + steps for step, _, _ in self.changes)
+
+    def with_clocked_changes(self, began_s: Sequence[float]) -> Plant:
+        """Return the plant with the cost of each change as the loop clocked it.
+
+        ``began_s`` is the time at which each step began. The cost is the difference of the median steps after and
+        before the change, of 500 steps each.
+        """
+        steps_s = np.diff(began_s)
+        changes = []
+        for step, part, _ in self.changes:
+            before_s = float(np.median(steps_s[step - 500 : step - 1]))
+            after_s = float(np.median(steps_s[step : step + 500]))
+            changes.append((step, part, after_s - before_s))
+        return replace(self, changes=changes)
 
 
 def at_steps(delays_s: dict[int, float]) -> Delay:
@@ -136,6 +152,7 @@ class Loop(LightningModule):
             torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128)
         )
         self.batches_fetched = 0
+        self.began_s: list[float] = []  # when each step's training_step was called
 
     def delay(self, place: str, step: int | None = None) -> None:
         """Sleep as long as the plant asks for at ``place``."""
@@ -169,6 +186,7 @@ class Loop(LightningModule):
             self.validations += 1
 
     def training_step(self, batch: Tensor, batch_index: int) -> Tensor:
+        self.began_s.append(time.perf_counter())
         step = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
         self.delay("forward", step)
         if step in self.plant.collected_s:
@@ -320,8 +338,13 @@ def planted_events(plant: Plant) -> int:
     return len(plant.slow_steps) + len(plant.changes) + (plant.drift is not None)
 
 
-def train(folder: Path, plant: Plant, steps: int, epoch_steps: int = 10**9) -> None:
-    """Train ``steps`` steps with the plant, watched; the run's folder is made below ``folder``."""
+def train(
+    folder: Path, plant: Plant, steps: int, epoch_steps: int = 10**9
+) -> list[float]:
+    """Train ``steps`` steps with the plant, watched; return when each step began by ``time.perf_counter``.
+
+    The run's folder is made below ``folder``.
+    """
     torch.set_num_threads(1)
     module = Loop(plant, steps, min(epoch_steps, steps))
     profiler = TrainingProfiler(
@@ -358,3 +381,4 @@ def train(folder: Path, plant: Plant, steps: int, epoch_steps: int = 10**9) -> N
         use_distributed_sampler=False,
     )
     trainer.fit(module)
+    return module.began_s
