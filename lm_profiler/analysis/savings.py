@@ -1210,12 +1210,18 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             by_place[work.kind, work.what].append(work)
     for (kind, what), works in by_place.items():
         passes = max(works, key=lambda work: work.phase == "forward").count
-        if kind == "repeated_forward":
-            works = _without_only_backward(costs, works, passes)
+        saves_s = sum(work.seconds for work in works)
+        if kind == "repeated_forward" and _first_pass_evaluates(costs, works, passes):
+            works = [work for work in works if work.phase == "forward"]
+            saves_s = sum(work.seconds for work in works)
+            # The first pass is validation for us if it ran in evaluation mode: then its own time is known.
+            evaluation_s = costs.outside_s(VALIDATION)
+            if evaluation_s > 0.0:
+                saves_s = min(saves_s, evaluation_s)
         longest = max(works, key=lambda work: work.seconds)
         yield costs.finding(
             cast(FindingName, kind),
-            sum(work.seconds for work in works),
+            saves_s,
             may=True,
             phase=longest.phase,
             what=what,
@@ -1223,20 +1229,18 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
         )
 
 
-def _without_only_backward(
+def _first_pass_evaluates(
     costs: StepCosts, works: list[NeedlessWork], passes: float
-) -> list[NeedlessWork]:
-    """Return the ``works`` of repeated passes without backward, if the first pass has no backward of its own.
+) -> bool:
+    """Return whether the first of the passes that ``works`` repeat has no backward pass: it only evaluates.
 
-    The first one then evaluates, and the later one trains: of the two only a forward pass can be saved. If each of n
-    passes had a backward pass, those of the later ones would take (n - 1) / n of the phase.
+    The later one then trains, so that of the two only a forward pass can be saved. If each of n passes had a backward
+    pass, those of the later ones would take (n - 1) / n of the phase.
     """
     backward_s = sum(work.seconds for work in works if work.phase == "backward")
     most_s = passes / (passes + 1.0) * costs.mean_s("backward")
-    of_forward = [work for work in works if work.phase == "forward"]
-    if of_forward and backward_s > _SURELY_MORE * most_s:
-        return of_forward
-    return works
+    has_forward = any(work.phase == "forward" for work in works)
+    return has_forward and backward_s > _SURELY_MORE * most_s
 
 
 def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:

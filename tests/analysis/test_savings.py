@@ -565,13 +565,19 @@ def test_a_problem_is_reported_once_by_what_shows_more_of_it(traced_s: float, na
 
 
 @pytest.mark.parametrize(
-    "backward_s, saves_s",
-    [(0.022, 0.025 + 0.022), (0.049, 0.025)],
+    "backward_s, evaluation_s, saves_s",
+    [(0.022, 0.015, 0.025 + 0.022), (0.049, 0.0, 0.025), (0.049, 0.015, 0.015)],
 )
-def test_a_first_pass_that_evaluates_has_no_backward_pass_to_be_saved(backward_s: float, saves_s: float) -> None:
-    """Backward takes 50 ms: if only one of two passes has one, none of it is repeated."""
+def test_a_first_pass_that_evaluates_has_no_backward_pass_to_be_saved(
+    backward_s: float, evaluation_s: float, saves_s: float
+) -> None:
+    """Backward takes 50 ms: if only one of two passes has one, none of it is repeated.
+
+    In evaluation mode the first pass is validation: it takes no longer than that.
+    """
     works = with_needless(("repeated_forward", "forward", 0.025), ("repeated_forward", "backward", backward_s))
-    record = made({"forward": 50.0, "backward": 50.0}, waterfall=works)
+    validation = outside("validation", 40 * evaluation_s, 40, per_step_s=evaluation_s)
+    record = made({"forward": 50.0, "backward": 50.0}, waterfall=works, **validation)
     (finding,) = [found for found in findings_of(record) if found.name == "repeated_forward"]
     assert finding.saves_s == pytest.approx(saves_s)
 
