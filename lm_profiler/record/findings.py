@@ -356,7 +356,7 @@ NeedlessReason = Literal[
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor
-    "side_work",  # a costly place of the program runs no layers
+    "side_work",  # a costly place of the program runs no layers or losses
 ]
 
 

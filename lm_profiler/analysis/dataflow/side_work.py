@@ -1,9 +1,9 @@
-"""Finds the costliest place of the program that computes without layers: a loss, a regulariser, augmentation."""
+"""Finds the costliest place of the program without layers or torch's losses, such as a regulariser or augmentation."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
@@ -27,8 +27,20 @@ _LAYERS = (
     "aten::_grouped_mm",
 )
 _FUSED_ATTENTION = "aten::_scaled_dot_product"  # how the names begin
+# torch's losses: what is trained on cannot be left out, however much it costs
+_LOSSES = (
+    "aten::nll_loss_forward",
+    "aten::nll_loss2d_forward",
+    "aten::_ctc_loss",
+    "aten::mse_loss",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::smooth_l1_loss",
+    "aten::huber_loss",
+)
+_LOG_SOFTMAX = "aten::_log_softmax"
 _COPIES = ("aten::_to_copy", "aten::clone")
-# the largest share of a place's time in layers
+# the largest share of a place's time in layers and losses
 _MOST_IN_LAYERS = 0.05
 # the smallest share of the time of all operators that a place must have
 _LEAST_SHARE = 0.15
@@ -36,12 +48,12 @@ _WHOLE_FUNCTION = 0  # in place of the number of a line
 
 
 def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
-    """Return the calls of the costliest place without layers (and of their backward passes), and its main line.
+    """Return the calls of the costliest place without layers or losses (with their backward passes), and its main line.
 
     A place is a line or a function, with all that it calls. Nothing is returned if the place takes less than 15 % of
     the time of all operators.
     """
-    layers = _calls_of_layers(step)
+    layers = _calls_of_layers(step) | _calls_of_losses(step)
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     seconds_in_layers: defaultdict[CodeLine, float] = defaultdict(float)
     places_by_call: dict[int, list[CodeLine]] = {}
@@ -74,7 +86,21 @@ def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
     return calls, costliest
 
 
-def _calls_of_layers(step: StepCalls) -> Collection[int]:
+def _calls_of_losses(step: StepCalls) -> set[int]:
+    """Return the calls of torch's losses, and of the logarithms of softmax that they read."""
+    losses: set[int] = set()
+    for number, call in enumerate(step.calls):
+        if call.name not in _LOSSES:
+            continue
+        losses.add(number)
+        for storage in call.reads:
+            writer = step.only_writer_of(storage)
+            if writer is not None and step.calls[writer].name == _LOG_SOFTMAX:
+                losses.add(writer)
+    return losses
+
+
+def _calls_of_layers(step: StepCalls) -> set[int]:
     """Return the calls of forward that apply weights, or what was computed of weights alone, to something else."""
     layers: set[int] = set()
     weights = set(step.trained)  # storages

@@ -443,7 +443,14 @@ def test_a_call_of_backward_is_not_its_own_forward_call() -> None:
     assert all(call.forward is None or call.forward < number for number, call in enumerate(calls))
 
 
-@pytest.mark.parametrize("harmless", [teacher_under_autocast, long_attention, empty_batch])
+def costly_losses(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The losses take more time than the layers, as in a small network with a large vocabulary."""
+    logits = step.net.head(hidden)
+    losses = [functional.cross_entropy(part, labels) for part in logits[None].repeat(12, 1, 1)]
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("harmless", [teacher_under_autocast, long_attention, empty_batch, costly_losses])
 def test_layers_are_no_side_work(harmless: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     reasons = [found.reason for found in Step().needless(harmless)]
     assert "side_work" not in reasons
