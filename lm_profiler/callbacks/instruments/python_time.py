@@ -15,7 +15,7 @@ import numpy as np
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OTHER
-from lm_profiler.measure.user_code import TORCH, package_of
+from lm_profiler.measure.user_code import LIGHTNING, OURS, TORCH, package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PRINTING, OuterCall, PythonTime
 
@@ -188,6 +188,10 @@ class PythonTimes:
         is_called_by_printing = package and caller.activity == PRINTING
         if file.endswith(_PRINTING_FILE) or is_called_by_printing:
             return _FollowedCall(caller.owner, PRINTING)
+        # Our hooks also call functions of the program and its libraries, which are not ours.
+        is_called_by_us = caller.activity == OURS and package not in (TORCH, LIGHTNING)
+        if package and is_called_by_us:
+            return caller
         if package:
             return _FollowedCall(caller.owner, package)
         # A lambda or comprehension, whose name is like ``<lambda>``, counts as the function that contains it.
@@ -204,7 +208,7 @@ class PythonTimes:
         Python code calls are an activity of their own; any other function is one as well.
         """
         caller = self._stack[-1]
-        if caller.owner is None:
+        if caller.owner is None or caller.activity == OURS:
             return caller
         name = _name_of(function)
         is_builtin = not name
@@ -220,7 +224,9 @@ class PythonTimes:
         return caller
 
     def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
-        """Return the lines that take most time, the longest first, without the operators that torch's own modules call.
+        """Return the lines that take most time, the longest first.
+
+        The operators that torch's own modules call are left out, and so are the profiler's instruments.
 
         ``untraced_s`` is how long the thread runs in each phase of a step that is not followed, in seconds. The lines
         of a phase together cannot take longer than that, so any excess is a further cost of following, in proportion
@@ -233,7 +239,7 @@ class PythonTimes:
         corrections = self._corrections(untraced_s or {})
         for (phase, line, activity), followed in self._followed.items():
             is_outside = phase >= len(PARTS)
-            if is_outside or activity == _INNER_OPERATORS:
+            if is_outside or activity in (_INNER_OPERATORS, OURS):
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
             extra_cost_ns = correction.event_ns * followed.intervals

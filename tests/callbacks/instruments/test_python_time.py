@@ -18,6 +18,7 @@ from torch import nn
 from lm_profiler.callbacks.instruments import python_time
 from lm_profiler.callbacks.instruments.python_time import FollowedTime, FollowingCost, PythonTimes
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PythonTime
@@ -95,6 +96,17 @@ def test_what_other_programs_take_of_the_cpu_is_nobodys_line() -> None:
     rows = times.shares()
     assert seconds_in(rows, "sleeps", "time.sleep") >= 1.0  # a function of C may wait
     assert sum(row.seconds for row in rows if row.what == "python") < 0.02
+
+
+def test_what_the_instruments_read_is_nobodys_time() -> None:
+    """The memory of a process is read from files, while a line of the program calls its model."""
+    probe = ProcessProbe()
+
+    def calls() -> None:
+        for _ in range(20):
+            probe._status_peak()
+
+    assert {row.what for row in followed(calls)} <= {"python"}
 
 
 def test_lines_take_no_longer_than_the_phase_does_when_nobody_follows() -> None:
