@@ -182,6 +182,11 @@ PREPARE_TRACE = PrivateName(
 
 # The loader.
 
+ITERATED_DATASET = PrivateName(
+    "_BaseDataLoaderIter._dataset",
+    "tells which of several loaders a loop iterates over",
+    "settings of that loader unknown",
+)
 READY = PrivateName(
     "_MultiProcessingDataLoaderIter._data_queue",
     "counts prefetched batches",

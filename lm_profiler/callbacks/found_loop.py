@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from lm_profiler.callbacks.marks.namespaces import is_a, trainer_of
-from lm_profiler.callbacks.marks.torch_hooks import subclasses
+from lm_profiler.callbacks.marks.torch_hooks import loader_iterators, subclasses
 from lm_profiler.record.run_record import LoopKind
+from lm_profiler.torch_names import ITERATED_DATASET
 
 # the names of classes that wrap a model, which is their attribute ``module``: of torch, and of Lightning Fabric
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
@@ -43,7 +44,8 @@ class FoundLoop:
     # the outermost modules that hold parameters of the optimizer
     modules: list[nn.Module]
     framework: FrameworkFacts
-    loader: Any  # the only DataLoader of the process; None if there is none, or several
+    # the only DataLoader of the process, or the only one with an unfinished iterator; None if there is none, or several
+    loader: Any
     is_of_trainer: bool  # whether a Lightning Trainer runs one of the modules
 
 
@@ -107,25 +109,42 @@ def find_loop(optimizer: Any) -> FoundLoop:
     module_classes = _module_classes()
     loader_class: type = torch.utils.data.DataLoader
     loader_classes = {loader_class, *subclasses(loader_class)}
+    iterator_classes: set[type] = set()
+    for kind in loader_iterators():
+        iterator_classes |= {kind, *subclasses(kind)}
     framework_classes = _framework_classes()
     module_candidates: list[nn.Module] = []
     loaders: list[Any] = []
+    iterators: list[Any] = []
     frameworks: list[Any] = []
-    wanted_classes = module_classes | loader_classes | framework_classes.keys()
+    wanted_classes = (
+        module_classes | loader_classes | iterator_classes | framework_classes.keys()
+    )
     for candidate in _instances_of(wanted_classes):
         if type(candidate) in module_classes:
             module_candidates.append(candidate)
         elif type(candidate) in loader_classes:
             loaders.append(candidate)
+        elif type(candidate) in iterator_classes:
+            iterators.append(candidate)
         else:
             frameworks.append(candidate)
     modules = _outermost_holders(module_candidates, optimizer)
     return FoundLoop(
         modules=modules,
         framework=_facts_of_framework(frameworks, framework_classes, modules),
-        loader=loaders[0] if len(loaders) == 1 else None,
+        loader=_running_loader(loaders, iterators),
         is_of_trainer=any(_is_run_by_trainer(module) for module in modules),
     )
+
+
+def _running_loader(loaders: Sequence[Any], iterators: Sequence[Any]) -> Any:
+    """Return the only one of ``loaders``, or the only one over whose data one of ``iterators`` runs; else None."""
+    if len(loaders) == 1:
+        return loaders[0]
+    ids_of_datasets = {id(ITERATED_DATASET.get_or(iterator)) for iterator in iterators}
+    running = [loader for loader in loaders if id(loader.dataset) in ids_of_datasets]
+    return running[0] if len(running) == 1 else None
 
 
 def find_modules(optimizer: Any) -> list[nn.Module]:

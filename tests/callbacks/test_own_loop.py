@@ -201,6 +201,23 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
+def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> None:
+    """The others of the process are for validation, say."""
+    model, optimizer = trained()
+    rows, others = torch.ones(40, 4), torch.ones(40, 4)
+    training = DataLoader(TensorDataset(rows), batch_size=2)
+    validation = DataLoader(TensorDataset(others), batch_size=4)
+
+    def run_loop() -> None:
+        for _, (batch,) in zip(range(STEPS), training, strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+
+    search = found(run_loop)
+    assert search.run is not None
+    assert search.run.loop.loader is training is not validation
+
+
 def next_of_new_iterator(rows: DataLoader[Any]) -> Iterator[Tensor]:
     for _ in range(STEPS):
         yield next(iter(rows))[0]
