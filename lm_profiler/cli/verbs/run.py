@@ -167,18 +167,21 @@ def _watch_for_end(claims: Path, options: Options) -> None:
 
 def _nothing_profiled(options: Options) -> str:
     """Return the likely reason why nothing was profiled, and what to do."""
-    remedy = "install lm_profiler for the Python that runs the program"
+    remedies = "if another Python runs the program, install lm_profiler for it"
     is_for_any_loop = options.verb == "fit" and options.trainer is None
     if is_for_any_loop:
-        reason = "no Lightning Trainer ran fit, and no other loop stepped an optimizer"
-        remedy += "; a step that is compiled as a whole needs `lm_profiler.profile` and run.phase(...)"
+        reason = "no Lightning Trainer ran fit, and no other loop called the step() of an optimizer of torch"
+        remedies += (
+            "; if the program changes its weights by itself, use an optimizer of torch.optim; "
+            "if it compiles the whole step, call `lm_profiler.profile` and run.phase(...) in it"
+        )
     elif options.trainer is None:
         reason = f"no Lightning Trainer ran {options.verb}"
     else:
         reason = (
             f"no Lightning Trainer with the number {options.trainer} ran {options.verb}"
         )
-    return f"{reason}: nothing was profiled; {remedy}"
+    return f"nothing was profiled: {reason}; {remedies}"
 
 
 VERBS = {"run": (Options, EXAMPLES, run)}
