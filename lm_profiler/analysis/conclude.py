@@ -577,18 +577,17 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the peak rates of the machine: stated by the user, or from its datasheet, or else measured."""
     evidence = run.evidence
-    dtype = run.main_dtype
     use = record.utilisation
+    # FLOP/s by torch's name of the dtype; the user states only that of the main dtype
     stated: dict[str, float] = {}
     measured = dict(evidence.ceilings)
-    torch_dtype = None
-    if dtype is not None:
-        torch_dtype = _main_dtype(evidence) or torch_name(dtype)
-    if torch_dtype is not None and evidence.peak_flops_per_s is not None:
-        stated[torch_dtype] = evidence.peak_flops_per_s
-    if torch_dtype is not None and use is not None:
-        # None if the step was faster than the ceiling
-        measured[torch_dtype] = use.ceiling_flops_per_s
+    if run.main_dtype is not None:
+        main_dtype = _main_dtype(evidence) or torch_name(run.main_dtype)
+        if evidence.peak_flops_per_s is not None:
+            stated[main_dtype] = evidence.peak_flops_per_s
+        if use is not None:
+            # None if the step was faster than the ceiling
+            measured[main_dtype] = use.ceiling_flops_per_s
     device_name = run.machine.device_name
     copied_bytes_per_s = evidence.copied_bytes_per_s
     rates = rates_of(device_name, measured, copied_bytes_per_s, run.dtype("32"), stated)

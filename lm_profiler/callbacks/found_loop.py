@@ -201,6 +201,7 @@ def _outermost_holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.
 
 
 def _ids_of_children(modules: Iterable[nn.Module]) -> set[int]:
+    """Return the ids of the modules that are a child of any of ``modules``."""
     ids: set[int] = set()
     for module in modules:
         ids |= {id(child) for child in module.children()}

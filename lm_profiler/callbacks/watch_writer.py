@@ -234,7 +234,7 @@ class WatchWriter:
         first_step = self.run.steps + 1
         self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, hand_over.spans)
         counters = self._counters(first_step, timed, hand_over)
-        self._book_known_causes(counters)
+        self._move_known_causes(counters)
         events = self._conclude(timed, counters, hand_over, first_traced_step)
         if self.metrics is not None:
             self.metrics.add(timed, hand_over.held_bytes, hand_over.counted)
@@ -251,7 +251,7 @@ class WatchWriter:
         self._write_status(hand_over.now_ns)
         self.output.write_lines()
 
-    def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
+    def _move_known_causes(self, counters: Sequence[StepCounters]) -> None:
         """Move the time of compilations and of pauses, in the ledger, from the parts of steps to terms of their own."""
         compile_s = sum(step.compile_s or 0.0 for step in counters)
         self.ledger.move(compile_s, terms.COMPILING, terms.COMPILED_IN)

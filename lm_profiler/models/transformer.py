@@ -195,16 +195,10 @@ def check_attention(
     tolerance = _TOLERANCE[dtype]
     if dtype == torch.float32 and device.type != "cpu":
         tolerance = _TF32_TOLERANCE
-    opposite_mask = sdpa(qkv_float64[0], qkv_float64[1], qkv_float64[2], not is_causal)
-    if _difference(results["values"], opposite_mask, tolerance) is None:
-        if is_causal:
-            raise UsageError(
-                f"attention: expected causal attention, given {name}, in which tokens attend to later ones"
-            )
-        raise UsageError(
-            f"attention: expected attention without a causal mask, given {name}, in which no token attends to a later "
-            "one"
-        )
+    q, k, v = qkv_float64
+    values_of_opposite_mask = sdpa(q, k, v, not is_causal)
+    if _difference(results["values"], values_of_opposite_mask, tolerance) is None:
+        raise UsageError(_opposite_mask_text(name, is_causal))
     for subject, numbers in results.items():
         difference = _difference(numbers, truths[subject], tolerance)
         if difference is not None:
@@ -212,6 +206,14 @@ def check_attention(
             expected = f"{subject} of {name} in {dtype_name} within {tolerance:g} of the largest number"
             raise UsageError(f"attention: expected {expected}, given\n{difference}")
     return first_call_s - second_call_s
+
+
+def _opposite_mask_text(name: str, is_causal: bool) -> str:
+    """Return the message about a function that is causal if it should not be, or the reverse."""
+    if is_causal:
+        return f"attention: expected causal attention, given {name}, in which tokens attend to later ones"
+    expected = "attention without a causal mask"
+    return f"attention: expected {expected}, given {name}, in which no token attends to a later one"
 
 
 def _timed_results(

@@ -282,6 +282,7 @@ class _StepCounter(Rehearsal):
     step_work: StepWork | None = None
 
     def _steps(self) -> Iterator[None]:
+        """Yield before the only step, and count its work when it has ended."""
         observers = StepObservers(self)
         yield
         observers.end()
@@ -305,6 +306,7 @@ class _StepCounter(Rehearsal):
         )
 
     def _flops_of_run(self, flops: Mapping[str, int]) -> dict[str, int]:
+        """Return the FLOPs by dtype for all batches of the step, in the run's own dtypes."""
         scaled = {}
         for dtype, count in flops.items():
             dtype_of_run = self.dtypes.get(dtype, dtype)

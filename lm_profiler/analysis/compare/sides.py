@@ -299,6 +299,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         UsageError: no run measured a step.
     """
     runs: list[Run] = []
+    # the folder of a run, and why it cannot be used, or what lowers the trust in it
     unusable: list[tuple[Path, str]] = []
     doubts: list[tuple[Path, str]] = []
     for entry in entries:
@@ -325,11 +326,12 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     statements = [(folder, f"is left out: {reason}") for folder, reason in unusable]
     grouped_notes = _grouped([*statements, *doubts], len(entries))
     notes = [f"{label}: {note}" for note in grouped_notes]
-    differing: dict[str, None] = {}
+    differences: list[str] = []
     for run in runs[1:]:
-        differing.update(dict.fromkeys(_differences_of_repeats(runs[0], run)))
-    if differing:
-        notes.append(f"{label}: its runs differ in {', '.join(differing)}")
+        differences += _differences_of_repeats(runs[0], run)
+    if differences:
+        names = ", ".join(dict.fromkeys(differences))  # each once
+        notes.append(f"{label}: its runs differ in {names}")
     return Side(runs, notes)
 
 

@@ -340,9 +340,9 @@ def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
 def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
     """Return the calls that all ranks of their group made, matched by group and number."""
     ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
-    # the keys are group and number of a call
-    indices_by_rank: list[dict[tuple[str, int], int]] = []
+    # the name of each call, and for each rank the index of the call, by the call's group and number
     names: dict[tuple[str, int], str] = {}
+    indices_by_rank: list[dict[tuple[str, int], int]] = []
     for rank, timeline in enumerate(timelines):
         indices = {}
         for index, call in enumerate(timeline.collectives):
@@ -352,7 +352,7 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
             ranks_of_group[call.group].add(rank)
         indices_by_rank.append(indices)
 
-    complete_keys = []
+    complete_keys = []  # of the calls that all ranks of their group made
     for key in names:
         group, _ = key
         ranks = ranks_of_group[group]

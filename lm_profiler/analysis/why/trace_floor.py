@@ -71,18 +71,20 @@ def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | N
             "(record_shapes=True), or because these are convolutions"
         )
         return None
-    dtype = work.flops.most_common(1)[0][0]
-    if rates.flops_per_s(dtype) is None:
+    [(main_dtype, _)] = work.flops.most_common(1)
+    main_rate = rates.flops_per_s(main_dtype)
+    if main_rate is None:
         return None
     ideal_s = 0.0
-    for product_dtype, flops in work.flops.items():
-        ideal_s += flops / (
-            rates.flops_per_s(product_dtype) or rates.flops_per_s(dtype) or 1.0
-        )
+    for dtype, flops in work.flops.items():
+        # A dtype without a published peak gets that of the dtype with most FLOPs.
+        flops_per_s = rates.flops_per_s(dtype) or main_rate
+        ideal_s += flops / flops_per_s
+    # Products of unknown FLOPs are taken to be as fast as the others.
     known_share = 1.0 - work.unknown_products_ns / work.products_ns
-    window_ns = sum(own_ns for _, own_ns in traced.pieces) + sum(
-        gap.ns for gap in traced.gaps
-    )
+    pieces_ns = sum(own_ns for _, own_ns in traced.pieces)
+    gaps_ns = sum(gap.ns for gap in traced.gaps)
+    window_ns = pieces_ns + gaps_ns
     step = Step(
         step_s=window_ns * 1e-9 / traced.steps,
         ci_low=None,
@@ -91,7 +93,7 @@ def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | N
         ideal_s=ideal_s / known_share / traced.steps,
         recomputed_share=0.0,
         rates=rates,
-        dtype=dtype,
+        dtype=main_dtype,
     )
     return waterfall(step, traced)
 
@@ -113,11 +115,9 @@ class _Work:
         counted_calls = set[int]()
         for piece, own_ns in traced.by_use["products"]:
             self.products_ns += own_ns
-            product = (
-                None
-                if piece.inputs is None
-                else product_of(piece.operator or "", piece.inputs)
-            )
+            product = None
+            if piece.inputs is not None:
+                product = product_of(piece.operator or "", piece.inputs)
             if product is None:
                 self.unknown_products_ns += own_ns
                 self.unknown_ns += own_ns

@@ -86,6 +86,7 @@ def _gaps_on_device(
 ) -> Iterator[Gap]:
     """Yield each idle span with its cause: the host was ahead, waited for the device, or was launching."""
     names = work.packed.names
+    # the numbers of the names of calls in which the host waits
     waiting_calls = {
         number for number, name in enumerate(names) if _WAITS.search(name or "")
     }
@@ -97,53 +98,49 @@ def _gaps_on_device(
     by_start = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
 
     for begin, end in idle:
-        following = bisect_left(by_start, end, key=attrgetter("start"))
-        next_piece = by_start[following] if following < len(by_start) else None
-        cause: GapCause = "launching"
-        if next_piece is None:
-            launched_at, what, cause = end, "the loop", "end"
-            phase = phases_at(work.packed.phases, [end - 1])[0]
-        else:
-            launched_at, what = (
-                next_piece.launched_at,
-                f"launching {next_piece.operator or next_piece.name}",
-            )
-            phase = next_piece.phase
-        if launched_at <= begin:
+        gap = _gap_before_next_piece(work, by_start, begin, end)
+        if gap.launched_at <= begin:
             # the host was ahead, so it is not the cause
-            yield Gap(
-                ns=end - begin,
-                phase=phase,
-                what=QUEUED,
-                launched_at=launched_at,
-                cause="queued",
-            )
+            yield gap._replace(what=QUEUED, cause="queued")
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
-            what = blocking.words(names)
             cause = _cause_of(names[blocking.call.name] or "")
+            gap = gap._replace(what=blocking.words(names), cause=cause)
+        input_ns = 0
+        for name, phase_ns in work.split_by_phase(begin, end):
+            if name in INPUT_PHASES:
+                input_ns += phase_ns
+        yield from _without_input(gap, input_ns)
 
-        # Split into the time in which the host handled the batch, and the rest.
-        input_ns = sum(
-            phase_ns
-            for name, phase_ns in work.split_by_phase(begin, end)
-            if name in INPUT_PHASES
-        )
-        other_ns = end - begin - input_ns
-        is_input = phase in INPUT_PHASES
-        if input_ns:
-            yield Gap(
-                input_ns,
-                phase=phase if is_input else "data",
-                what=what,
-                launched_at=launched_at,
-                cause="input",
-            )
-        if other_ns:
-            yield Gap(
-                other_ns, NO_PHASE if is_input else phase, what, launched_at, cause
-            )
+
+def _gap_before_next_piece(
+    work: TracedWork, by_start: Sequence[Piece], begin: int, end: int
+) -> Gap:
+    """Return the idle span from ``begin`` to ``end``, as if launching the piece that ends it were the cause.
+
+    ``by_start`` are all pieces, sorted by their start. If none of them follows, the loop is the cause.
+    """
+    ns = end - begin
+    following = bisect_left(by_start, end, key=attrgetter("start"))
+    if following == len(by_start):
+        phase = phases_at(work.packed.phases, [end - 1])[0]
+        return Gap(ns, phase, what="the loop", launched_at=end, cause="end")
+    next_piece = by_start[following]
+    what = f"launching {next_piece.operator or next_piece.name}"
+    return Gap(ns, next_piece.phase, what, next_piece.launched_at, cause="launching")
+
+
+def _without_input(gap: Gap, input_ns: int) -> Iterator[Gap]:
+    """Yield the ``input_ns`` of a gap in which the host handled the batch, and the rest of it, as two gaps."""
+    other_ns = gap.ns - input_ns
+    is_input = gap.phase in INPUT_PHASES
+    if input_ns:
+        phase = gap.phase if is_input else "data"
+        yield gap._replace(ns=input_ns, phase=phase, cause="input")
+    if other_ns:
+        phase = NO_PHASE if is_input else gap.phase
+        yield gap._replace(ns=other_ns, phase=phase)
 
 
 def _cause_of(call_name: str) -> GapCause:
@@ -246,12 +243,12 @@ class Traced:
 def broken_down(work: TracedWork) -> Traced:
     """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.done, work.pieces
-    starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
+    starts = [piece.start for piece in pieces]
+    ends = [piece.end for piece in pieces]
     ranks = [rank_of(piece) for piece in pieces]
+    own_times = own_times_ns(starts, ends, ranks, begin, end).tolist()
     weighed = []
-    for piece, own_ns in zip(
-        pieces, own_times_ns(starts, ends, ranks, begin, end).tolist(), strict=True
-    ):
+    for piece, own_ns in zip(pieces, own_times, strict=True):
         if own_ns:
             # a piece that runs entirely beside one of a lower rank has no own time
             weighed.append((piece, own_ns))
@@ -284,7 +281,7 @@ def with_floors(
     ``floor`` returns the floor of a whole operator call, which must depend only on the operator and its inputs. It is
     divided among the kernels of the call in proportion to their times. No floor exceeds the piece's own time.
     """
-    calls = []
+    calls = []  # the number of the call, the piece, and its own time
     first_pieces: dict[int, Piece] = {}
     call_ns: defaultdict[int, float] = defaultdict(float)
     for index, (piece, own_ns) in enumerate(pieces):
@@ -302,9 +299,9 @@ def with_floors(
         if key not in floors_ns:
             floors_ns[key] = floor(piece)
         floor_ns = floors_ns[key]
-        floor_shares[call] = (
-            None if floor_ns is None else min(floor_ns / call_ns[call], 1.0)
-        )
+        floor_shares[call] = None
+        if floor_ns is not None:
+            floor_shares[call] = min(floor_ns / call_ns[call], 1.0)
 
     pieces_with_floors: list[tuple[Piece, float, float | None]] = []
     for call, piece, own_ns in calls:

@@ -311,6 +311,7 @@ class ChunkReader:
         end_ns = np.zeros(count, np.int64)
         host_s = np.zeros((count, len(TIMED)))
         device_s = np.zeros((count, len(TIMED)))
+        # by the id of a layout, which cannot be hashed: the layout, and the indices of its steps
         layouts: dict[int, _Layout] = {}
         indices_by_layout: dict[int, list[int]] = {}
         for index, (layout, _) in enumerate(steps):
@@ -321,15 +322,14 @@ class ChunkReader:
             layout = layouts[layout_id]
             instants_of_steps = [steps[index][1] for index in indices]
             if self.stream is not None:
-                device_s[indices] = [
-                    self._device_seconds(layout, instants)
-                    for instants in instants_of_steps
-                ]
+                for index in indices:
+                    _, instants = steps[index]
+                    device_s[index] = self._device_seconds(layout, instants)
                 instants_of_steps = [
                     _host_instants(instants) for instants in instants_of_steps
                 ]
             all_ns = np.array(instants_of_steps, np.int64)
-            marks_ns = all_ns[:, layout.places]  # [steps, marks of a step]
+            marks_ns = all_ns[:, layout.places]  # [step, mark within the step]
             begin_ns[indices] = marks_ns[:, 0]
             end_ns[indices] = marks_ns[:, -1]
             between_marks_s = np.diff(marks_ns, axis=1) * 1e-9
