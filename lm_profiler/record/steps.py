@@ -293,6 +293,7 @@ def _csv_line(names: Iterable[str]) -> str:
 
 
 def _csv_lines(rows: Iterable[StepRow]) -> str:
+    """Return the lines of ``rows`` in ``steps.csv``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:

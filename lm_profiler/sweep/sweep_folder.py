@@ -54,9 +54,10 @@ class SweepFolder:
         lock_name = LOCK_FILE
         if part is not None:
             self.cells = part.cells_of(self.cells)
+            # the parts of a sweep run at the same time
             lock_name = f"{LOCK_FILE}.{part.number}-of-{part.count}"
         try:
-            self._check_plan()
+            self._check_plan()  # before anything is created
             self._created_folders = [
                 folder for folder in (path, *path.parents) if not folder.exists()
             ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -103,26 +103,16 @@ def check_optimizer(name: str) -> None:
         ) from error
     reference = _reference(chosen_class)
     if reference is None:
-        moves = all(
-            bool(torch.isfinite(update).all()) and bool(update.any())
-            for update in updates
-        )
         expect(
-            moves,
+            all(map(_is_finite_move, updates)),
             "optimizer",
             f"{name} to change all parameters to finite numbers",
             "unchanged parameters, or numbers that are not finite",
         )
         return
-    truths = _updates(
-        reference(_parameters(), **_shared_options(optimizer.defaults, reference))
-    )
-    largest = max(float(truth.abs().max()) for truth in truths)
-    errors = [
-        float((update - truth).abs().max())
-        for update, truth in zip(updates, truths, strict=True)
-    ]
-    error_share = max(errors) / largest
+    shared_options = _shared_options(optimizer.defaults, reference)
+    truths = _updates(reference(_parameters(), **shared_options))
+    error_share = _largest_error(updates, truths)
     if error_share > _TOLERANCE:
         raise UsageError(
             f"optimizer: expected {name} to make the same steps as torch's {reference.__name__}, within "
@@ -131,7 +121,22 @@ def check_optimizer(name: str) -> None:
         )
 
 
+def _is_finite_move(update: Tensor) -> bool:
+    """Return whether a parameter has moved, and to finite numbers."""
+    return bool(torch.isfinite(update).all()) and bool(update.any())
+
+
+def _largest_error(updates: Sequence[Tensor], truths: Sequence[Tensor]) -> float:
+    """Return the largest difference of the updates from the true ones, as a share of the largest true update."""
+    largest_truth = max(float(truth.abs().max()) for truth in truths)
+    errors = []
+    for update, truth in zip(updates, truths, strict=True):
+        errors.append(float((update - truth).abs().max()))
+    return max(errors) / largest_truth
+
+
 def _parameters() -> list[nn.Parameter]:
+    """Return parameters with the same random values in each call."""
     generator = torch.Generator().manual_seed(0)
     return [
         nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))

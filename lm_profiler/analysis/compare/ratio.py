@@ -78,6 +78,7 @@ def single_interval(
     if min(a.mean, b.mean) <= 0.0:
         return None
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    # the half widths that each source of uncertainty alone would cause; those within the runs are of 95 % intervals
     within_a = normal / _NORMAL_95 * (a.relative_half_width or 0.0)
     within_b = normal / _NORMAL_95 * (b.relative_half_width or 0.0)
     processes = (
@@ -158,8 +159,10 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
     interval's confidence (Lehr 1992, Statistics in Medicine 11:1099).
     """
     half_width = (interval.high - interval.low) / 2.0
-    z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
-    return max(MARGIN, abs(interval.ratio - 1.0), (z + _POWER) / z * half_width)
+    normal = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
+    detectable_change = (normal + _POWER) / normal * half_width
+    observed_change = abs(interval.ratio - 1.0)
+    return max(MARGIN, observed_change, detectable_change)
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:

@@ -170,18 +170,21 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
         return model.interval_of(seconds)
     compared_s = seconds[model.cut :]
     mean_s = float(compared_s.mean())
-    squares = 0.0
+    # the square of half the width of the interval, to which each level contributes
+    half_squared = 0.0
     lag1 = 0.0
     for begin, end in levels:
         share = (end - begin) / compared_s.size
         distance_s = float(seconds[begin:end].mean()) - mean_s
-        interval = replace(model, begin=begin, end=end).interval_of(seconds)
+        model_of_level = replace(model, begin=begin, end=end)
+        interval = model_of_level.interval_of(seconds)
         if interval is not None:
-            squares += (share * (interval.high - interval.mean)) ** 2
+            half_of_level_s = interval.high - interval.mean
+            half_squared += (share * half_of_level_s) ** 2
             lag1 = max(lag1, interval.lag1)
         if interval is None or len(levels) > 2:
-            squares += (_NORMAL_95 * share * distance_s) ** 2
-    half_s = math.sqrt(squares)
+            half_squared += (_NORMAL_95 * share * distance_s) ** 2
+    half_s = math.sqrt(half_squared)
     if mean_s <= 0.0:
         return Interval(
             mean=mean_s, low=mean_s - half_s, high=mean_s + half_s, lag1=lag1

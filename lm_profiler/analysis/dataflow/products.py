@@ -132,9 +132,10 @@ def calls_as_large_as(step: StepCalls, number: int) -> Iterator[int]:
         for storage in step.calls[current].writes:
             for reader in step.readers.get(storage, ()):
                 call = step.calls[reader]
-                is_later = reader > current and reader not in found
-                is_small = call.elements < least_elements or call.product is not None
-                if is_later and call.phase == _FORWARD and not is_small:
+                is_new = reader > current and reader not in found
+                is_large = call.elements >= least_elements
+                continues_chain = call.phase == _FORWARD and call.product is None
+                if is_new and is_large and continues_chain:
                     found.add(reader)
                     unvisited.append(reader)
 
@@ -194,7 +195,7 @@ def _saved_by_other_order(
     dimensions = _dimensions(first.product, second.product, result)
     if dimensions is None:
         return 0.0
-    a, b, c, d = dimensions
+    a, b, c, d = dimensions  # of the factors A (a × b), B (b × c) and C (c × d)
     in_this_order = a * b * c + a * c * d  # (A·B), then (A·B)·C
     in_other_order = b * c * d + a * b * d  # (B·C), then A·(B·C)
     return 1.0 - in_other_order / in_this_order

@@ -288,20 +288,24 @@ def capacity(device_name: str) -> Capacity:
 
 
 def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
-    """Return the names with the same words as ``device_name`` (except brands), or else those with all of its words."""
+    """Return the names with the same words as ``device_name`` (except brands), or else those with all of its words.
+
+    A name with a further word for another product, such as ``ti``, is not meant.
+    """
     wanted = _words(device_name)
-    if not wanted - _BRANDS:
+    wanted_without_brands = wanted - _BRANDS
+    if not wanted_without_brands:
         return []
-    same_names = [name for name in names if _words(name) - _BRANDS == wanted - _BRANDS]
-    if same_names:
-        return same_names
+    same_names = []
     longer_names = []
     for name in names:
         words = _words(name)
         is_other_product = bool((words - wanted) & _OTHER_PRODUCT)
-        if wanted <= words and not is_other_product:
+        if words - _BRANDS == wanted_without_brands:
+            same_names.append(name)
+        elif wanted <= words and not is_other_product:
             longer_names.append(name)
-    return longer_names
+    return same_names or longer_names
 
 
 def _speed_and_memory(row: Row) -> tuple[Any, ...]:

@@ -156,25 +156,29 @@ def communication_figures(
             _collective_figures(calls, communication.steps)
             for calls in communication.by_name
         ]
-    exposed_ns: Counter[str] = Counter()
-    if traced.on_device:
-        for piece, own_ns in traced.by_use["communication"]:
-            exposed_ns[piece.phase] += round(own_ns)
-    if not exposed_ns:
-        return fields
+    exposed_s = _exposed_s(traced, waiting_s or {})
+    if exposed_s:
+        waiting_words = "including waiting"
+        if waiting_s is not None:
+            waiting_words = "without that rank's waiting"
+        steps = count_text(traced.steps, "step")
+        fields["exposed_s"] = exposed_s
+        fields["exposed_source"] = f"rank 0's trace of {steps}, {waiting_words}"
+    return fields
 
+
+def _exposed_s(traced: Traced, waiting_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the exposed communication of a mean step by phase, minus the waiting; empty without a device."""
+    if not traced.on_device:
+        return {}
+    exposed_ns: Counter[str] = Counter()
+    for piece, own_ns in traced.by_use["communication"]:
+        exposed_ns[piece.phase] += round(own_ns)
     exposed_s = {}
     for phase, phase_ns in exposed_ns.items():
-        waited_s = 0.0 if waiting_s is None else waiting_s.get(phase, 0.0)
-        exposed_s[phase] = max(phase_ns * 1e-9 / traced.steps - waited_s, 0.0)
-    waiting_words = (
-        "including waiting" if waiting_s is None else "without that rank's waiting"
-    )
-    fields["exposed_s"] = exposed_s
-    fields["exposed_source"] = (
-        f"rank 0's trace of {count_text(traced.steps, 'step')}, {waiting_words}"
-    )
-    return fields
+        phase_s = phase_ns * 1e-9 / traced.steps
+        exposed_s[phase] = max(phase_s - waiting_s.get(phase, 0.0), 0.0)
+    return exposed_s
 
 
 def _collective_figures(calls: CollectiveTime, steps: int) -> CollectiveFigures:

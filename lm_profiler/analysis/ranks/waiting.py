@@ -546,7 +546,9 @@ def _steps_of_slices(points: NDArray[np.intp], steps: Instants) -> NDArray[np.in
     count = len(steps)
     is_next_measured = np.append(np.diff(steps) == 1, False)
     step_of_slice = np.full(len(points), -1, dtype=np.int64)
-    current_step = -1
+    current_step = (
+        -1
+    )  # of the next slice; after the end of a step, that is the next step
     for index, point in enumerate(points.tolist()):
         is_end = point < count
         is_begin = count <= point < 2 * count

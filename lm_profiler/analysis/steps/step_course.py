@@ -353,13 +353,13 @@ class _SegmentCosts:
     @classmethod
     def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
         """Return the sums over all segments of ``values``."""
-        # all values of a segment except the first: a 1, whitened, is 1 - coefficient
+        # All values of a segment except the first. If each value were 1, each would be 1 - coefficient when whitened.
         whitened = values[1:] - coefficient * values[:-1]
         whitened_one = 1.0 - coefficient
         later_sums = whitened_one * _sums_without_first(whitened)
         later_squares = _sums_without_first(whitened**2)
 
-        # The first value of a segment, and the 1 for it, are scaled by the square root of ``first_weight``.
+        # The first value of a segment is scaled by the square root of ``first_weight``, as is the 1 that stands for it.
         first_weight = 1.0 - coefficient**2
         first_sums = first_weight * values
         first_squares = first_weight * values * values

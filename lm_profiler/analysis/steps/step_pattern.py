@@ -128,13 +128,14 @@ def _best_split(residuals: Series, period: int) -> _Split:
     sums = np.bincount(phases, scores, period)[order]
     counts = np.bincount(phases, minlength=period)[order]
 
-    # (period - 1,) the same for each place at which the ordered phases can be divided
+    # (period - 1,) the same for the phases below and above each place at which the ordered phases can be divided
     sums_below = np.cumsum(sums)[:-1]
     sums_above = sums.sum() - sums_below
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     differences = sums_above / counts_above - sums_below / counts_below
-    variances = 1.0 / counts_below + 1.0 / counts_above  # of the differences
+    # of the differences: the scores have a variance of 1
+    variances = 1.0 / counts_below + 1.0 / counts_above
     splits = [
         _number_of_splits(period, phases_below) for phases_below in range(1, period)
     ]

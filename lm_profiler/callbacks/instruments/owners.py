@@ -233,8 +233,8 @@ class Owners:
     def _owned_time(self, owner: Owner) -> OwnedTime:
         """Return the mean time of ``owner`` in a step, and the least that it would take.
 
-        That is its mean time if it took no longer in any step than in its fastest step at the same position of the
-        pattern.
+        The least is its mean time if it took, in each step, only as long as in the fastest step at the same position of
+        the pattern. Steps in which it does not run stay without it.
         """
         count = len(self._steps)
         calls = sum(step.calls.get(owner, 0) for step in self._steps)

@@ -125,13 +125,11 @@ class ModuleCopy:
         """Return a copy of a container with copies of what it contains; anything else is returned as it is."""
         # Only exact types, because a subclass may refuse writes. Copies are kept before they are filled, because a
         # container may contain itself.
+        is_mapping = type(value) in (dict, OrderedDict, defaultdict)
         is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
-        is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(
-            value, type
-        )
-        if type(value) in (dict, OrderedDict, defaultdict) or isinstance(
-            value, UserDict
-        ):
+        is_class = isinstance(value, type)
+        is_dataclass_instance = dataclasses.is_dataclass(value) and not is_class
+        if is_mapping or isinstance(value, UserDict):
             container = self._keep(value, copy.copy(value))
             for key in value:
                 container[key] = self(value[key])

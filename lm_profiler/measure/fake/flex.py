@@ -52,6 +52,8 @@ def _flex_attention(
 
 
 class _FlexAttention(torch.autograd.Function):
+    """Computes nothing, but takes and saves as much memory as flex attention does."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_mask: Any
@@ -77,6 +79,7 @@ class _FlexAttention(torch.autograd.Function):
 
 
 def _forward_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:
+    """Return the FLOPs of the pairs that the mask allows."""
     mask_tuple = None if block_mask is None else block_mask.as_tuple()
     return flops_of_mask(query, key, value, mask_tuple)
 

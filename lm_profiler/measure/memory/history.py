@@ -144,11 +144,12 @@ _OUT_OF_MEMORY = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error`` means that memory ran out, on a device or on the host."""
-    if isinstance(error, RuntimeError):
-        return isinstance(error, torch.OutOfMemoryError) or any(
-            words in message_of(error).lower() for words in _OUT_OF_MEMORY
-        )
-    return isinstance(error, MemoryError)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    message = message_of(error).lower()
+    return any(words in message for words in _OUT_OF_MEMORY)
 
 
 def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:

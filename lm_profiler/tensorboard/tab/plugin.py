@@ -177,9 +177,9 @@ def runs(folders: LogFolders) -> Json:
                 problems.append(problem)
         for entry in collection.entries:
             real_folder = real_path(entry.folder)
-            if not any(
-                real_folder.is_relative_to(root) for root in runs_folder.allowed_roots
-            ):
+            roots = runs_folder.allowed_roots
+            is_inside = any(real_folder.is_relative_to(root) for root in roots)
+            if not is_inside:
                 problems.append(f"{entry.folder}: lies outside the log folder")
             elif real_folder not in listed_folders:
                 listed_folders.add(real_folder)
