@@ -1296,7 +1296,7 @@ def _all_needless_s(costs: StepCosts) -> float:
     side_work_s = 0.0
     other_reasons_s = 0.0
     for operators in costs.record.needless_operators:
-        if operators.reason == "side_work":
+        if operators.reason in ("side_work", "unfused"):
             side_work_s += _needless_s(costs, operators)
         else:
             other_reasons_s += _needless_s(costs, operators)

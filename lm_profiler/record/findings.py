@@ -211,7 +211,7 @@ FindingName = Literal[
     "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
     "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work",
+    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work", "unfused",
 ]  # fmt: skip
 
 
@@ -356,7 +356,9 @@ NeedlessReason = Literal[
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor
-    "side_work",  # a costly place of the program runs no layers or losses
+    # A costly place of the program runs no layers or losses. Unfused: it is between the layers of the model.
+    "side_work",
+    "unfused",
 ]
 
 

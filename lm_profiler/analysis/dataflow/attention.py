@@ -6,24 +6,28 @@ arXiv:2205.14135).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
 from lm_profiler.record.operator_calls import StepCalls
 
 _FORWARD = "forward"
 _SOFTMAX = "aten::_softmax"
+# the softmax of ``scaled_dot_product_attention`` where it has no fused kernel, as on the CPU with dropout
+_SOFTMAX_OF_TORCH = "aten::_safe_softmax"
 
 
-def calls_on_scores(step: StepCalls) -> list[int]:
+def calls_on_scores(
+    step: StepCalls, softmaxes: Collection[str] = (_SOFTMAX,)
+) -> list[int]:
     """Return the calls that work on the scores of attention, and their backward passes; matrix products are left out.
 
-    A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
+    Attention of torch's own function is left out, unless its softmax is one of the operators ``softmaxes``. A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
     scores with values.
     """
     calls: list[int] = []
     for softmax, call in enumerate(step.calls):
-        if call.name != _SOFTMAX or call.phase != _FORWARD:
+        if call.name not in softmaxes or call.phase != _FORWARD:
             continue
         calls_to_softmax = _calls_since_product(step, softmax)
         if calls_to_softmax is None:
@@ -35,6 +39,24 @@ def calls_on_scores(step: StepCalls) -> list[int]:
         for on_scores in {*calls_to_softmax, *calls_from_softmax}:
             calls += step.with_backward(on_scores)
     return calls
+
+
+def calls_of_attention(step: StepCalls) -> set[int]:
+    """Return the calls of forward that work on the scores of attention, with the products before and after them."""
+    on_scores = {
+        number
+        for number in calls_on_scores(step, (_SOFTMAX, _SOFTMAX_OF_TORCH))
+        if step.calls[number].phase == _FORWARD
+    }
+    storages: set[int] = set()
+    for number in on_scores:
+        storages.update(step.calls[number].reads, step.calls[number].writes)
+    products: set[int] = set()
+    for number, call in enumerate(step.calls):
+        is_product = call.phase == _FORWARD and call.product is not None
+        if is_product and not storages.isdisjoint([*call.reads, *call.writes]):
+            products.add(number)
+    return on_scores | products
 
 
 def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
@@ -51,7 +73,7 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
             call = step.calls[maker]
             if call.product is not None:
                 has_product = has_product or _is_without_weights(step, maker)
-            elif call.name == _SOFTMAX:
+            elif call.name in (_SOFTMAX, _SOFTMAX_OF_TORCH):
                 continue
             elif call.elements >= least_elements and maker not in found:
                 found.add(maker)

@@ -48,6 +48,7 @@ _LEAST_SIZE = 1 << 10
 _LOOPED = "looped"  # the reason that is about small calls
 # the reason that is about a place: its calls may have another reason, too
 _SIDE_WORK: NeedlessReason = "side_work"
+_UNFUSED: NeedlessReason = "unfused"
 # of the time of the step's operators: a reason with less is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -68,7 +69,7 @@ def needless_operators(
         new_shares = {}
         for number, share in shares.items():
             is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
-            is_new = reason == _SIDE_WORK or number not in seen
+            is_new = reason in (_SIDE_WORK, _UNFUSED) or number not in seen
             if is_large and is_new:
                 new_shares[number] = share
         seen.update(new_shares)
@@ -119,8 +120,10 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
-    side_calls, main_line = side_work(step)
-    yield _SIDE_WORK, dict.fromkeys(side_calls, 1.0), main_line
+    work = side_work(step)
+    if work is not None:
+        reason = _UNFUSED if work.is_between_layers else _SIDE_WORK
+        yield reason, dict.fromkeys(work.calls, 1.0), work.line
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:

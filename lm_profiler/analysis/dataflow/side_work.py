@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
+from lm_profiler.analysis.dataflow.attention import calls_of_attention
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _FORWARD = "forward"
@@ -47,13 +49,23 @@ _LEAST_SHARE = 0.15
 _WHOLE_FUNCTION = 0  # in place of the number of a line
 
 
-def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
-    """Return the calls of the costliest place without layers or losses (with their backward passes), and its main line.
+class SideWork(NamedTuple):
+    """The costliest place without layers or losses."""
 
-    A place is a line or a function, with all that it calls. Nothing is returned if the place takes less than 15 % of
-    the time of all operators.
+    calls: list[int]  # with their backward passes
+    line: CodeLine  # to which most of their time leads
+    # whether they compute from the outputs of layers what other layers read, as an activation function does
+    is_between_layers: bool
+
+
+def side_work(step: StepCalls) -> SideWork | None:
+    """Return the costliest place without layers or losses.
+
+    A place is a line or a function, with all that it calls. Returns None if the place takes less than 15 % of the time
+    of all operators.
     """
-    layers = _calls_of_layers(step) | _calls_of_losses(step)
+    layers = _calls_of_layers(step) | calls_of_attention(step)
+    layers_and_losses = layers | _calls_of_losses(step)
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     seconds_in_layers: defaultdict[CodeLine, float] = defaultdict(float)
     places_by_call: dict[int, list[CodeLine]] = {}
@@ -64,7 +76,7 @@ def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
         related_s = _seconds_with_backward(step, number)
         for place in places_by_call[number]:
             seconds[place] += related_s
-            if number in layers:
+            if number in layers_and_losses:
                 seconds_in_layers[place] += related_s
 
     calls_by_place: defaultdict[CodeLine, list[int]] = defaultdict(list)
@@ -77,13 +89,46 @@ def side_work(step: StepCalls) -> tuple[list[int], CodeLine | None]:
     costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
     least_s = _LEAST_SHARE * sum(step.phase_s.values())
     if costliest is None or seconds[costliest] < least_s:
-        return [], None
-    calls: list[int] = []
-    for number in calls_by_place[costliest]:
-        calls += step.with_backward(number)
+        return None
+    calls_of_place = calls_by_place[costliest]
+    line = costliest
     if costliest.line == _WHOLE_FUNCTION:
-        return calls, _main_line(step, costliest, calls_by_place[costliest])
-    return calls, costliest
+        line = _main_line(step, costliest, calls_of_place)
+    calls: list[int] = []
+    for number in calls_of_place:
+        calls += step.with_backward(number)
+    return SideWork(calls, line, _is_between(step, calls_of_place, layers))
+
+
+def _is_between(
+    step: StepCalls, numbers: Iterable[int], layers: Collection[int]
+) -> bool:
+    """Return whether most of the time of the calls ``numbers`` of forward is between two of the ``layers``."""
+    forward = [
+        number for number, call in enumerate(step.calls) if call.phase == _FORWARD
+    ]
+    from_layers: set[int] = set()  # storages that depend on the output of a layer
+    calls_after_layers: set[int] = set()
+    for number in forward:
+        call = step.calls[number]
+        if not from_layers.isdisjoint(call.reads):
+            calls_after_layers.add(number)
+        if number in layers or number in calls_after_layers:
+            from_layers.update(call.writes)
+    to_layers: set[int] = set()  # storages on which the input of a layer depends
+    seconds = seconds_between = 0.0
+    members = set(numbers)
+    for number in reversed(forward):
+        call = step.calls[number]
+        leads_to_layer = not to_layers.isdisjoint(call.writes)
+        if number in layers or leads_to_layer:
+            to_layers.update(call.reads)
+        if number in members:
+            related_s = _seconds_with_backward(step, number)
+            seconds += related_s
+            if leads_to_layer and number in calls_after_layers:
+                seconds_between += related_s
+    return seconds_between > 0.5 * seconds
 
 
 def _calls_of_losses(step: StepCalls) -> set[int]:

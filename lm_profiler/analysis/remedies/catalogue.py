@@ -868,6 +868,14 @@ REMEDIES: Sequence[Remedy] = (
         ),
         likely_share=0.6,
     ),
+    Remedy(
+        "unfused",
+        _on_operators(
+            "Use fewer or fused operators in {code}, or torch.compile: much of the step is spent there, in {operators} "
+            "operators between the model's layers (costliest: {what})."
+        ),
+        likely_share=0.6,
+    ),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",
