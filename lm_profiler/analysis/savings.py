@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE, likely_share
 from lm_profiler.analysis.steps.odd_step_causes import (
@@ -59,7 +59,9 @@ _RECOMPUTING_FACTOR = 1.3
 # Findings whose remedy must be tried ("may") are ranked by this share of their saving, so that a certain finding of
 # equal size comes first.
 _TRIAL_FACTOR = 0.75
-_BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
+# The same on a busy machine, where other programs lengthen what the finding goes by. The data flow of a step is the
+# same on any machine.
+_BUSY_TRIAL_FACTOR = 0.5
 # phases whose time does not depend on the batch size
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
@@ -90,6 +92,7 @@ _SURELY_MORE = 1.2  # a factor by which a traced time must exceed a limit
 # The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
 _ENOUGH_IN_TRACE = 0.6
 _CERTAINLY_NEEDLESS = ("unused", "constant")
+_DATA_FLOW_REASONS = get_args(NeedlessReason)
 # By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
 _NEEDLESS_TOLERANCE = 1.35
 # The same for float64, which may take more than twice as long as float32.
@@ -353,13 +356,15 @@ def findings_of(record: RunRecord) -> list[Finding]:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
     findings = [finding for finding in findings if finding.share >= WORTH]
-    trial_factor = _BUSY_TRIAL_FACTOR if costs.contended else _TRIAL_FACTOR
 
     def likely_s(finding: Finding) -> float:
         seconds = finding.saves_s * likely_share(finding)
-        if finding.may:
-            seconds *= trial_factor
-        return seconds
+        is_of_data_flow = finding.name in _DATA_FLOW_REASONS
+        if not finding.may:
+            return seconds
+        if costs.contended and not is_of_data_flow:
+            return seconds * _BUSY_TRIAL_FACTOR
+        return seconds * _TRIAL_FACTOR
 
     findings.sort(key=likely_s, reverse=True)
     return [_with_upper_limit(finding, costs) for finding in findings]

@@ -22,8 +22,12 @@ def calls_on_scores(
 ) -> list[int]:
     """Return the calls that work on the scores of attention, and their backward passes; matrix products are left out.
 
-    Attention of torch's own function is left out, unless its softmax is one of the operators ``softmaxes``. A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
+    A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
     scores with values.
+
+    Args:
+        step: the calls of a step.
+        softmaxes: the operators that count as softmax. Attention of torch's own function has another one.
     """
     calls: list[int] = []
     for softmax, call in enumerate(step.calls):
