@@ -633,13 +633,6 @@ def waterfall_of(
     rate = next((rate for rate in rates.flops if is_rate_of(rate, used_dtype)), None)
     if rate is None:
         return None
-    dtype = rate.dtype
-    waiting_s: Mapping[str, float] = {}  # of the traced rank
-    if record.ranks is not None:
-        for rank in record.ranks.by_rank:
-            if rank.rank == 0:
-                waiting_s = rank.waiting_s
-                break
     input_share = sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES)
     recomputed_share = 0.0
     flops_of_passes = use.flops.model + use.flops.recomputation
@@ -662,11 +655,11 @@ def waterfall_of(
         ci_low=times.mean_low,
         ci_high=times.mean_high,
         input_s=times.mean * input_share,
-        waiting_s=waiting_s,
+        waiting_s=_waiting_of_traced_rank_s(record),
         ideal_s=use.flops.model / devices / mean_rate(floors_of_passes, rates, rate),
         recomputed_share=recomputed_share,
         rates=rates,
-        dtype=dtype,
+        dtype=rate.dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
         lists=evidence.lists or Lists(elements=0, item_bytes=None),
         without_optimizer=without_optimizer,
@@ -677,6 +670,16 @@ def waterfall_of(
         "ideal_is_lower_bound": bool(use.flops.uncounted),
     }
     return waterfall(step, traced).model_copy(update=changes)
+
+
+def _waiting_of_traced_rank_s(record: RunRecord) -> Mapping[str, float]:
+    """Return how long rank 0, which is traced, waited in each phase; empty if that is unknown."""
+    if record.ranks is None:
+        return {}
+    for rank in record.ranks.by_rank:
+        if rank.rank == 0:
+            return rank.waiting_s
+    return {}
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:

@@ -64,13 +64,11 @@ def check_numbers(
     difference = size_difference(a, b)
     has_same_batches = difference is None
     loss_error, chance = _loss_distance(a, b)
-    if (
-        first_setting is not None
-        and loss_error is not None
-        and size_difference(first_setting, b) is None
-    ):
-        error_since_first, _ = _loss_distance(first_setting, b)
-        loss_error = max(loss_error, error_since_first or 0.0)
+    if first_setting is not None and loss_error is not None:
+        has_batches_of_first = size_difference(first_setting, b) is None
+        if has_batches_of_first:
+            error_since_first, _ = _loss_distance(first_setting, b)
+            loss_error = max(loss_error, error_since_first or 0.0)
     gradient_error = None
     if a.numerics is not None and b.numerics is not None:
         gradient_error = b.numerics.gradient_error

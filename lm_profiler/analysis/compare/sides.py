@@ -311,13 +311,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             reason = f"no step was measured ({_end_text(entry)})"
             unusable.append((entry.folder, reason))
             continue
-        model = model_of(steps)
-        compared_steps = {row.step for row in steps[model.cut :]}
-        counters = []
-        for reading in read_counters(entry.folder):
-            if reading.step in compared_steps:
-                counters.append(reading)
-        run = Run(entry.folder, entry.record, steps, model, counters=counters)
+        run = _run_of(entry, entry.record, steps)
         runs.append(run)
         for doubt in _doubts(entry, run):
             doubts.append((entry.folder, doubt))
@@ -336,6 +330,17 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         names = ", ".join(dict.fromkeys(differences))  # each once
         notes.append(f"{label}: its runs differ in {names}")
     return Side(runs, notes)
+
+
+def _run_of(entry: Entry, record: RunRecord, steps: list[StepRow]) -> Run:
+    """Return the run of ``entry`` with its measured ``steps``, and the counters of those after the warm-up."""
+    model = model_of(steps)
+    compared_steps = {row.step for row in steps[model.cut :]}
+    counters = []
+    for reading in read_counters(entry.folder):
+        if reading.step in compared_steps:
+            counters.append(reading)
+    return Run(entry.folder, record, steps, model, counters=counters)
 
 
 def _end_text(entry: Entry) -> str:

@@ -434,13 +434,7 @@ def _plain_precision_text(finding: Finding, settings: Settings) -> str:
 def _input_text(finding: Finding, settings: Settings) -> str:
     """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
     if settings.restarts_loader:
-        effect = "puts all samples in order again"
-        if settings.num_workers:
-            effect += " and starts all workers again"
-        return (
-            "Keep one iterator of the DataLoader and call next() on it: the program makes a new one for each batch, "
-            f"which {effect}."
-        )
+        return _iterator_text(settings)
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
@@ -463,6 +457,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         costliest = f": {_place(finding)} takes most of it" if finding.file else ""
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
+    # why more workers would not help
     if not wait_exceeds_transfer:
         reason = "transferring a batch from a worker takes as long as the wait"
     elif workers >= cores and finding.facts.get("waits"):
@@ -473,6 +468,17 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         reason = f"more than {count_text(workers, 'worker')} would not help"
     place = _place(finding) or "the loader"
     return f"Make {place} faster, or {prepare}: {reason}."
+
+
+def _iterator_text(settings: Settings) -> str:
+    """Return the advice for a loop that makes a new iterator of its loader for each batch."""
+    effect = "puts all samples in order again"
+    if settings.num_workers:
+        effect += " and starts all workers again"
+    return (
+        "Keep one iterator of the DataLoader and call next() on it: the program makes a new one for each batch, "
+        f"which {effect}."
+    )
 
 
 def _transfer_text(finding: Finding, settings: Settings) -> str:

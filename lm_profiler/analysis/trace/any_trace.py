@@ -122,9 +122,7 @@ def read_any_trace(
         )
     if process is None and process_name is not None:
         _check_process(packed, process_name)
-    source: StepSource = "ProfilerStep"
     if step_name is not None:
-        source = "range"
         packed.steps = _steps_named(packed, is_step, step_name)
     if part is not None:
         packed.steps = part.steps
@@ -133,12 +131,10 @@ def read_any_trace(
     if step_name is not None:
         packed.remove_stretches(_time_between(packed))
     packed.steps = [step for step in packed.steps if step.end > step.start]
+    source: StepSource = "ProfilerStep" if step_name is None else "range"
     if not packed.steps:
         source = "whole"
-        begin, end = packed.extent()
-        if end <= begin:
-            raise ValueError("its events take no time")
-        packed.steps = [Range(begin, end, "the whole trace")]
+        packed.steps = [_whole_trace(packed)]
     work = traced_work(packed)
     if not work.pieces:
         raise ValueError("nothing ran in its steps")
@@ -159,6 +155,14 @@ def read_any_trace(
         process=process,
         processes=processes,
     )
+
+
+def _whole_trace(packed: PackedTrace) -> Range:
+    """Return the whole trace as one step; raise ValueError if it takes no time."""
+    begin, end = packed.extent()
+    if end <= begin:
+        raise ValueError("its events take no time")
+    return Range(begin, end, "the whole trace")
 
 
 def processes_in(path: Path, most_events: int = MOST_EVENTS) -> Sequence[TraceProcess]:

@@ -56,6 +56,7 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
         if len(by_rank) < 2:
             continue
         matched += 1
+        # The rank that comes last does not wait, so that the call is shortest on it.
         last_rank = min(by_rank, key=lambda rank: by_rank[rank])
         waiting_ranks = [rank for rank in by_rank if rank != last_rank]
         for rank in waiting_ranks:

@@ -167,11 +167,11 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     excess = (busy_s - available_s) / step.step_s
     has_ceilings = excess <= _MOST_EXCESS
     if excess > 0.0:
-        scaled = []
+        scaled_pieces = []
         if available_s > 0.0:
             for piece, own_ns in traced.pieces:
-                scaled.append((piece, own_ns * available_s / busy_s))
-        traced = replace(traced, pieces=scaled, gaps=[])
+                scaled_pieces.append((piece, own_ns * available_s / busy_s))
+        traced = replace(traced, pieces=scaled_pieces, gaps=[])
     if excess >= _NOTED:
         ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
@@ -201,6 +201,7 @@ def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
     Tracing lengthens operators, small ones most. If only the whole step were fitted, the time that tracing added to one
     phase would be missing from the gaps of others. The sum of all gaps stays at most as long as in the traced steps.
     """
+    # by phase
     operators_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
         operators_ns[piece.phase] += own_ns
@@ -208,7 +209,7 @@ def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
     for gap in traced.gaps:
         gaps_ns[gap.phase] += gap.ns
 
-    operator_factors: dict[str, float] = {}
+    operator_factors: dict[str, float] = {}  # by which operators are scaled down
     fitted_gaps_ns = dict(gaps_ns)
     for phase, phase_s in step.phase_s.items():
         if phase in INPUT_PHASES:
@@ -221,11 +222,12 @@ def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
         if gaps_ns[phase]:
             fitted_gaps_ns[phase] = phase_ns - fitted_ns
 
-    traced_gaps_ns = sum(gaps_ns.values())
-    all_gaps_ns = sum(fitted_gaps_ns.values())
+    # All gaps are scaled down if their sum would exceed that of the traced steps.
+    traced_sum_ns = sum(gaps_ns.values())
+    fitted_sum_ns = sum(fitted_gaps_ns.values())
     excess_factor = 1.0
-    if all_gaps_ns > traced_gaps_ns:
-        excess_factor = traced_gaps_ns / all_gaps_ns
+    if fitted_sum_ns > traced_sum_ns:
+        excess_factor = traced_sum_ns / fitted_sum_ns
 
     pieces = []
     for piece, own_ns in traced.pieces:

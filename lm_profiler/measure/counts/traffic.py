@@ -178,8 +178,9 @@ class ForwardTraffic:
             if is_read and name not in _SHAPES_ALONE:
                 outer_inputs.append(tensor)
         for tensor in outer_inputs:
-            is_table = tensor is inputs[0]
-            rows_bytes = _rows_bytes(name, inputs, results) if is_table else None
+            rows_bytes = None  # if an operator reads only some rows of its first input
+            if tensor is inputs[0]:
+                rows_bytes = _rows_bytes(name, inputs, results)
             self._reads.add(tensor, rows_bytes)
 
         new_storages = result_storages - input_storages

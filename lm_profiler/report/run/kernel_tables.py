@@ -153,9 +153,8 @@ def _attention_answer(
     fused_s = _total_s(row for row in rows if row.kind == "attention")
     projection_rows = []
     for row in rows:
-        if not row.module or row.module in attention_modules:
-            continue
-        if row.module.startswith(below_attention):
+        is_own = row.module in attention_modules
+        if row.module and row.module.startswith(below_attention) and not is_own:
             projection_rows.append(row)
 
     products_name = "products of scores and values"
@@ -174,15 +173,21 @@ def _attention_answer(
         if seconds:
             answers.append(f"{name} {_ms_with_unit(table, seconds)}")
     if softmax_s and products_s:
-        comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as these matrix products"
-        if head_width and phase == "forward":
-            # Each of the two products takes 2 FLOPs per score and element of a head.
-            flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
-            comparison += f", but has only {flops_ratio:.3f} times their FLOPs"
-        answers.append(comparison)
+        head_width_of_pass = head_width if phase == "forward" else None
+        answers.append(_softmax_text(softmax_s / products_s, head_width_of_pass))
     if not answers:
         return None
     return "; ".join(answers)
+
+
+def _softmax_text(time_ratio: float, head_width: int | None) -> str:
+    """Return how softmax compares with the products of attention: in time, and in FLOPs if ``head_width`` is known."""
+    text = f"softmax takes {time_ratio:.2f} times as long as these matrix products"
+    if not head_width:
+        return text
+    # Each of the two products takes 2 FLOPs per score and element of a head.
+    flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
+    return f"{text}, but has only {flops_ratio:.3f} times their FLOPs"
 
 
 def _total_s(rows: Iterable[KernelRow]) -> float:

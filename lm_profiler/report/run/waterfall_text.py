@@ -188,18 +188,13 @@ def why_lines(record: RunRecord) -> list[str]:
     if record.contended:
         return [f"why: no sum is shown: {NO_SUM}"]
     ideal, *other_rungs = rungs(waterfall)  # the record has the ideal first
-    middle_rungs = []
-    last_rungs = []  # the unexplained time, which is always shown
-    for rung in other_rungs:
-        if rung.term.name in _ALWAYS_SHOWN:
-            last_rungs.append(rung)
-        else:
-            middle_rungs.append(rung)
-    middle_rungs.sort(key=lambda rung: rung.term.seconds, reverse=True)
     large_rungs = []
     small_rungs = []
-    for rung in middle_rungs:
-        if rung.term.seconds < _SMALL_SHARE * waterfall.step_s:
+    last_rungs = []  # the unexplained time, which is always shown
+    for rung in sorted(other_rungs, key=_seconds_of_rung, reverse=True):
+        if rung.term.name in _ALWAYS_SHOWN:
+            last_rungs.append(rung)
+        elif rung.term.seconds < _SMALL_SHARE * waterfall.step_s:
             small_rungs.append(rung)
         else:
             large_rungs.append(rung)
@@ -220,6 +215,10 @@ def why_lines(record: RunRecord) -> list[str]:
     mean, bracket, interval = step_text(waterfall).partition(" [")
     step = f"{mean} ms{bracket}{interval}"
     return [f"why: {step} = {' '.join(terms)}"]
+
+
+def _seconds_of_rung(rung: Rung) -> float:
+    return rung.term.seconds
 
 
 def _with_sign(text: str, title: str) -> str:
