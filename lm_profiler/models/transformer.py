@@ -251,9 +251,9 @@ def _results(
         )
     results = {"values": values.detach()}
     for letter, gradient, tensor in zip("qkv", gradients, inputs, strict=True):
-        results[f"gradient of {letter}"] = (
-            torch.zeros_like(tensor) if gradient is None else gradient
-        )
+        if gradient is None:  # the values do not depend on it
+            gradient = torch.zeros_like(tensor)
+        results[f"gradient of {letter}"] = gradient
     return results
 
 

@@ -86,9 +86,9 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
             continue
         # TensorBoard supports neither lists nor numbers beyond the range of floats: they become text.
         is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        shown_settings[single_line(path)] = (
-            value if is_number else single_line(str(value))
-        )
+        if not is_number:
+            value = single_line(str(value))
+        shown_settings[single_line(path)] = value
     return shown_settings
 
 

@@ -191,7 +191,9 @@ def clock_share(
     stated_hz = sheet_clock_hz(
         rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz
     )
-    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
+    if stated_hz is None:
+        return None
+    return telemetry.median_sm_clock_hz / stated_hz
 
 
 def sheet_clock_hz(

@@ -183,7 +183,7 @@ class StepModel:
         return tuple(phases.tolist())
 
     @property
-    def extra(self) -> float:
+    def largest_excess(self) -> float:
         """The largest excess of a phase of the pattern over the level, as a share of the level; 0 without a pattern."""
         # These means are without odd steps: a single one would distort the mean of its phase.
         means = self._class_means(self.seconds)
@@ -655,7 +655,7 @@ def _pattern_record(
     return StepPattern(
         every=pattern.period,
         slow=[phase + 1 for phase in model.slow_phases],
-        extra=model.extra,
+        extra=model.largest_excess,
         part=part,
     )
 

@@ -55,6 +55,7 @@ def _with_zeros(operand: Operand, factor: Tensor) -> Operand:
     if zeros < _MOSTLY_ZERO:
         return operand._replace(zeros=zeros)
     nonzeros_of_columns = torch.linalg.vector_norm(factor, ord=0, dim=-2, dtype=dtype)
+    # the share of nonzero elements in the row, and in the column, with most of them
     fullest_row = float(nonzeros_of_rows.max()) / operand.columns
     fullest_column = float(nonzeros_of_columns.max()) / operand.rows
     return operand._replace(

@@ -127,7 +127,7 @@ def test_a_pattern_is_named_with_its_period_and_its_cost(every, slow, by, steps)
     assert len(right) >= 0.95 * RUNS
     for model in right:
         assert model.slow_phases == slow
-        assert model.extra == pytest.approx(by, abs=0.06)
+        assert model.largest_excess == pytest.approx(by, abs=0.06)
         parts = model.parts_of(model.seconds)
         assert parts.pattern / parts.level == pytest.approx(by * len(slow) / every, rel=0.25)
         assert word_of(model) in ("steady", None)
