@@ -210,7 +210,7 @@ def _read_file(path: Path) -> Evidence:
         return _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(
-            f"{path}: does not exist: a version before 0.3 wrote the run, or it was killed"
+            f"{path}: does not exist: a version before 0.3 wrote the run, or the run was killed"
         ) from None
     except (OSError, EOFError, zlib.error, ValidationError) as error:
         raise RecordError(

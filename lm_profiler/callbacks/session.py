@@ -56,7 +56,7 @@ _INSTRUMENTS = "instruments"
 
 _UNSEEN_BACKWARD = (
     "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "
-    "its gradients, such as torch.autograd.grad, counts as the phase that calls it, usually forward"
+    "gradients in another way, such as torch.autograd.grad, counts as the phase that calls it, usually forward"
 )
 
 

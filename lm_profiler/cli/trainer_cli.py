@@ -350,7 +350,7 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     for name in limits:
         if options[name] == 0:
             raise UsageError(
-                f"trainer.{name}: expected something to run, given 0; leave it out"
+                f"trainer.{name}: expected more than 0, because 0 runs nothing; leave the option out"
             )
     accelerator = options["accelerator"]
     if isinstance(accelerator, str):

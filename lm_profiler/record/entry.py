@@ -31,7 +31,7 @@ from lm_profiler.record.sweep_files import (
     read_plan,
 )
 
-UNFINISHED = "it is still running, or its process was killed"  # the reason for the status unfinished
+UNFINISHED = "the run is still running, or its process was killed"  # the reason for the status unfinished
 
 
 @dataclass(frozen=True)

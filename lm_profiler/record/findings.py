@@ -278,10 +278,12 @@ class Contributor(Part):
     what: str = figure(
         "what", "text", "operator or kernel that takes the time, or a description of it"
     )
-    count: float = figure("times", "count", "how often it runs in a step")
-    seconds: float = figure("time", "ms", "time that it takes in a step")
+    count: float = figure(
+        "times", "count", "how often the operator or kernel runs in a step"
+    )
+    seconds: float = figure("time", "ms", "time of the operator or kernel in a step")
     detail: str | None = figure(
-        "detail", "text", "reason why it took that long, if known", default=None
+        "detail", "text", "reason for this time, if known", default=None
     )
 
 

@@ -107,21 +107,21 @@ class ModelFacts(Part):
     layers: int | None = figure(
         "layers",
         "count",
-        "number of layers of the model, by its config",
+        "number of layers of the model, according to its config",
         "model_layers",
         default=None,
     )
     width: int | None = figure(
         "width",
         "count",
-        "width of the model's hidden states, by its config",
+        "width of the model's hidden states, according to its config",
         "model_width",
         default=None,
     )
     vocabulary: int | None = figure(
         "vocabulary",
         "count",
-        "number of token ids of the model, by its config",
+        "number of token ids of the model, according to its config",
         "model_vocabulary",
         default=None,
     )
@@ -808,7 +808,7 @@ class Floor(Part):
     """
 
     flops: dict[str, int] = figure(
-        "in {key}", "GFLOP", "FLOPs in PHASE whose factors are {key}, on one device", "{key}_flops",
+        "in {key}", "GFLOP", "FLOPs of the matrix products in {key} in PHASE, on one device", "{key}_flops",
         keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
     )  # fmt: skip
     bytes: int | None = figure(

@@ -92,14 +92,14 @@ class MemoryTimeline(Part):
         )
         if len(self.start) != len(self.causes) or not are_causes_known:
             raise ValueError(
-                f"events, start: expected the numbers of {len(self.causes)} causes, and a value for each at the start"
+                f"events, start: expected numbers of {len(self.causes)} causes, and a start value for each cause"
             )
         are_phases_known = all(
             0 <= events_before <= len(self.events) for _, events_before in self.phases
         )
         if not are_phases_known:
             raise ValueError(
-                f"phases: expected each to begin after 0 to {len(self.events)} events"
+                f"phases: expected each phase to begin after 0 to {len(self.events)} events"
             )
         return self
 

@@ -160,7 +160,7 @@ def _end_of_lost(
 def how_it_ended(code: int | None) -> str:
     """Return a description of how a process ended, from its exit code (None: it is still running)."""
     if code is None:
-        return "hangs, or did not receive the signal that ended the others"
+        return "hangs, or did not receive the signal that ended the other ranks"
     if code == 0:
         return "had no steps left while other ranks had: do the ranks' loaders differ in length?"
     if code > 0:

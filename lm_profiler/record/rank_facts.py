@@ -96,7 +96,7 @@ class SlowRank(Part):
     cause: str | None = figure(
         "cause",
         "text",
-        "what the slow rank did in the additional time, by its counters",
+        "what the slow rank did in the additional time, according to its counters",
         default=None,
     )
     first_step: int = figure(
@@ -129,7 +129,7 @@ class RankFinding(Part):
     host: str | None = figure(
         "slow host",
         "text",
-        "host of the slow rank, or the host for whose ranks the others wait",
+        "host of the slow rank, or the host whose ranks make the others wait",
         "slow_host",
         default=None,
     )
@@ -143,7 +143,7 @@ class RankFinding(Part):
     cause: str | None = figure(
         "cause",
         "text",
-        "what the slow ranks did in the additional time, by their counters",
+        "what the slow ranks did in the additional time, according to their counters",
         "slow_rank_cause",
         default=None,
     )

@@ -499,7 +499,7 @@ class OwnedTime(Part):
     in_steps: int = figure(
         "in steps",
         "count",
-        "in how many of the steps timed by action this action took time",
+        "number of steps, of those in which actions were timed, in which this action took time",
     )
     least_s: float | None = figure(
         "at least",

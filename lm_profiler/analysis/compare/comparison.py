@@ -585,9 +585,9 @@ def _notes_on_runs(a: Side, b: Side) -> list[str]:
     if runs_a == runs_b == 1:
         return []
     if runs_a == 1:
-        notes.append("A is a single run: its scatter is assumed to equal that of B")
+        notes.append("A is a single run: its variation is assumed to equal that of B")
     elif runs_b == 1:
-        notes.append("B is a single run: its scatter is assumed to equal that of A")
+        notes.append("B is a single run: its variation is assumed to equal that of A")
     elif min(runs_a, runs_b) == 2:
         notes.append(
             "two runs per side hardly show how much runs differ; with three, intervals are several times narrower"

@@ -454,7 +454,9 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         waits = ""
         if wanted_workers > cores:
             waits = f" (more than the {count_text(int(cores), 'core')}, because workers mostly wait)"
-        costliest = f": {_place(finding)} takes most of it" if finding.file else ""
+        costliest = (
+            f": {_place(finding)} takes most of that time" if finding.file else ""
+        )
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
     # why more workers would not help
@@ -845,7 +847,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "looped",
         _on_operators(
-            "Replace the loop at {code} by operators on whole tensors: it makes {operators:,} small calls that do"
+            "Replace the loop at {code} by operators on whole tensors: the loop makes {operators:,} small calls that do"
             " not depend on each other."
         ),
         likely_share=0.8,
@@ -1013,7 +1015,7 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
-    """Return all single changes with which the planned run needs less memory; those that change training least first.
+    """Return all single changes with which the planned run needs less memory, ordered by their effect on training.
 
     They include the largest batch that fits and the largest context that fits, if these are known.
     """

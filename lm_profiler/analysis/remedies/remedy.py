@@ -15,7 +15,9 @@ ORDER = "rounding: sums are computed in another order"
 TF32 = "rounding: float32 products round their factors to 11 bits"
 BFLOAT16 = "rounding: activations and products are in bfloat16"
 FLOAT16 = "rounding: activations and products are in float16"
-WEIGHTS = "rounding (also of weights): weights are in bfloat16 too"
+WEIGHTS = (
+    "rounding (also of weights): weights, activations and products are in bfloat16"
+)
 PER_BATCH = "statistics over a batch: batch norm, for example"
 BY_WORKERS = "the batches, if workers share an iterable data set"
 OTHER_BATCH = "the samples of a step: the global batch changes"

@@ -180,7 +180,7 @@ def step_figures(
 
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
-    """Return the odd steps, those that differ most first, each with the part that contributes most to that."""
+    """Return the odd steps, ordered by their deviation, each with the part that contributes most to it."""
     odd_indices = np.flatnonzero(model.odd).tolist()
     if not odd_indices:
         return []

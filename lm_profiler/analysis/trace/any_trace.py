@@ -228,7 +228,7 @@ def _check_process(packed: PackedTrace, process_name: str) -> None:
     names = sorted({process for process, _ in packed.threads})
     if process_name not in names:
         raise ValueError(
-            f"it has no process {process_name!r}; it has {', '.join(names)}"
+            f"the trace has no process {process_name!r}; it has {', '.join(names)}"
         )
 
 

@@ -157,12 +157,12 @@ def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> Trace
         with_name = [process for process in processes if process.name == name]
         if not with_name:
             raise ValueError(
-                f"it has no process {name!r}; it has {process_names(processes)}"
+                f"the trace has no process {name!r}; it has {process_names(processes)}"
             )
         [process] = with_name
     if process.launches and not process.tracks:
         raise ValueError(
-            f"it holds the work of {process_names(processes)}, and nothing in it shows which process launched which "
+            f"the trace has the work of {process_names(processes)}, but does not show which process launched which "
             "kernels: expected one trace for each rank"
         )
     return process

@@ -493,9 +493,9 @@ def _at_peak_ns(piece: Piece, step: Step) -> float | None:
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
-    """Return for operators whose lists of inputs were too long for the trace what one call gets.
+    """Return the inputs of one call of each operator whose list of inputs was too long for the trace.
 
-    All calls of such an operator in a step together get all parameters.
+    They are estimated: all calls of such an operator in a step are assumed to get all parameters together.
     """
     inputs_are_cut: dict[int, bool] = {}  # by id: equal inputs are the same object
     calls_of_operator = defaultdict[str, set[int]](set)

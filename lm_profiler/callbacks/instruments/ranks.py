@@ -141,7 +141,7 @@ class RanksWatch(Instrument):
         """Return why it is unknown which rank waits for which; None if the calls are known."""
         arrivals = self.arrivals
         if arrivals is None:
-            return "this torch has no flight recorder"
+            return "this version of torch has no flight recorder"
         if arrivals.lost:
             capacity = count_text(arrivals.capacity, "call")
             return (

@@ -259,7 +259,7 @@ class PhaseProfiler:
         return None
 
     def _end_loop_outside_epochs(self) -> None:
-        """End a fit outside of the context of an epoch; inside, that context ends it, if ``must_end`` is set."""
+        """End the loop of a fit if it is in no epoch's context; such a context ends the loop itself (``must_end``)."""
         if self._is_fit and not self._in_epoch:
             # The context of the epoch was not entered, so this version of Lightning has another name for it.
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step

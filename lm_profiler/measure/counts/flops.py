@@ -273,7 +273,7 @@ def _twice_forward(forward_name: str, input_count: int) -> Formula:
         forward_formula = flop_registry.get(getattr(torch.ops.aten, forward_name, None))
         if forward_formula is None:
             raise UncountableError(
-                "this torch has no formula for attention of sequences of unlike lengths"
+                "this version of torch has no formula for attention on sequences of different lengths"
             )
         inputs = args[:input_count]
         # In both operators for which this is used, the inputs and results before the lengths are five arguments.

@@ -283,8 +283,9 @@ def known_ceiling(
     if not _agree(rates.current, rates.stored):
         report(
             f"ceiling unknown: the matmul rate of this device is {rates.current / 1e9:.3g} GFLOP/s now, and was "
-            f"{rates.stored / 1e9:.3g} GFLOP/s before: another program uses the device, or did; if it was changed, "
-            f"remove {file.path}"
+            f"{rates.stored / 1e9:.3g} GFLOP/s before: another program uses the device, or used it before; if the "
+            "device "
+            f"was replaced, remove {file.path}"
         )
         return None
     return max(rates.current, rates.stored)

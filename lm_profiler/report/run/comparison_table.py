@@ -1,4 +1,4 @@
-"""Tables of a comparison, also in the formats of CI services, and of what this version concludes anew of a run."""
+"""Tables of a comparison, also in the formats of CI services, and of what this version concludes about older runs."""
 
 from __future__ import annotations
 

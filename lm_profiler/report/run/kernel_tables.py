@@ -240,7 +240,7 @@ def modules_tables(kernels: KernelTable) -> list[Table]:
         text_table(
             ["module", "ms", "share"],
             rows,
-            title="modules, without the modules inside them",
+            title="modules, each without the modules inside it",
             below=lines_below,
         )
     ]

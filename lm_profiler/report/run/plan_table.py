@@ -101,7 +101,7 @@ def _plan_lines(
     if planned.taken_for_one:
         places = "; ".join(planned.taken_for_one)
         lines.append(
-            f"float() of an unknown number returned 1, so real steps may need other amounts: {places}"
+            f"float() of an unknown number returned 1, so real steps may need more or less memory: {places}"
         )
     if planned.compiled:
         lines.append(

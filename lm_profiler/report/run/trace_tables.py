@@ -159,7 +159,7 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
     titles = ["in", "cause", "phase", "times", "ms", "share"]
     title = "idle time of the device, and what the host did"
     if answer.launches is None:
-        title = "time outside of operators that do the computing"
+        title = "time in which no operator computes"
     return [text_table(titles, rows, left=3, title=title, below=lines_below)]
 
 

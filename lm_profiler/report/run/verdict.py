@@ -50,7 +50,8 @@ _EVIDENCE = {
     "between steps: epoch": "{share} of the time is spent at epoch boundaries",
     "between steps: reload": "{share} of the time is spent on creating a new loader for each epoch",
     "between steps: worker_start": "{share} of the time is spent on starting the loader's workers for each epoch",
-    "small operators": "a step reaches {reached} of what the machine can reach; small operators or memory may limit it",
+    "small operators": "a step reaches {reached} of what the machine can reach; small operators or memory may "
+    "limit the speed",
     "shared": "{working:.0%} of the step is computation, from forward to optimizer; utilisation is unknown "
     "because other programs use the machine",
     "unknown": "{working:.0%} of the step is computation, from forward to optimizer; utilisation is unknown",
@@ -92,7 +93,7 @@ def _binding_text(verdict: Verdict) -> str:
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
     if "run_s" in facts:
-        text += f": of the {duration_text(facts['run_s'])} of this run, {duration_text(facts['seconds'])}"
+        text += f": {duration_text(facts['seconds'])} of the {duration_text(facts['run_s'])} that this run took"
     if verdict.because == "host" and "marks" in facts:
         text = f"at {facts['marks']:.0%} of the phase boundaries the device had already run out of work"
     if verdict.because == "host" and "idle" in facts:

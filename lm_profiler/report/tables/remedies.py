@@ -184,4 +184,4 @@ def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
         return ""
     if ratio is None:
         return ""
-    return f"; its step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of null's"
+    return f"; a step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times as long as with null"
