@@ -235,7 +235,7 @@ def test_batches_are_those_of_the_measured_steps(tmp_path: Path) -> None:
     batches = {10: 1.6, 8: 1.0, 2: 4.0}[steps.n]
     assert record.throughput.samples_per_s == pytest.approx(2 * batches / steps.mean)
     (note,) = (note for note in record.notes if "step 9" in note)
-    assert f"use {batches:.3g} batches per step" in note
+    assert f"assume {batches:.3g} batches per step" in note
     assert record.utilisation.flops.forward == round(batches * 2 * 2 * 32 * 2)  # two rows, 32 by 2 weights
 
 
