@@ -224,4 +224,6 @@ def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
         work = read_traced_work(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
-    return (None, None) if work is None else (kernel_table(work), broken_down(work))
+    if work is None:
+        return None, None
+    return kernel_table(work), broken_down(work)

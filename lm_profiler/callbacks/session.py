@@ -526,11 +526,10 @@ class Session:
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
     def _outside_steps(self) -> list[OutsideSteps]:
-        """Return what took time outside of the steps of all stages."""
-        events = passed(
-            self.timeline.went_outside, self.timeline.checkpoint_instants_ns
-        )
-        for begin_ns, end_ns, hook in self.timeline.epoch_hooks:
+        """Return what took time outside of the steps of all stages: validations, checkpoints, hooks of epochs."""
+        timeline = self.timeline
+        events = passed(timeline.went_outside, timeline.checkpoint_instants_ns)
+        for begin_ns, end_ns, hook in timeline.epoch_hooks:
             events.append(NamedSpan(begin_ns, end_ns, hook))
         return outside_steps(self._run_steps, events, self._own_spans_ns)
 

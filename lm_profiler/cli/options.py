@@ -276,11 +276,15 @@ class OptionsReader(Generic[T]):
 
     def _type_hint(self, name: str) -> Any:
         """Return the type of the option ``name``'s value; None if there is no such option."""
+        # ``grid.model.size`` is a key of the option ``grid``, which is a mapping
         option, dot, key = name.partition(".")
         type_hint = self._types.get(option)
+        if not dot:
+            return type_hint
         if _is_container(type_hint, Mapping) and key:
-            return get_args(type_hint)[1]
-        return None if dot else type_hint
+            _, value_type = get_args(type_hint)
+            return value_type
+        return None
 
     def _max_values(self, name: str) -> int:
         """Return how many words the option ``name`` may have as values; 0 for a flag."""

@@ -336,6 +336,7 @@ def read_steps(path: Path, growing: bool = False) -> StepTable:
 
 
 def _table_of(rows: Iterator[StepRow]) -> StepTable:
+    """Return ``rows`` as a table, which is made in chunks, because rows take three times the memory of columns."""
     tables = []
     while chunk := list(islice(rows, _CHUNK_ROWS)):
         tables.append(StepTable.from_rows(chunk))

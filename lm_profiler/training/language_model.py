@@ -73,11 +73,9 @@ def _as_tuple(checkpoint_every: int | list[int] | None) -> tuple[int, ...]:
     """Return the blocks to checkpoint as a tuple: one number, several, or none."""
     if checkpoint_every is None:
         return ()
-    return (
-        (checkpoint_every,)
-        if isinstance(checkpoint_every, int)
-        else tuple(checkpoint_every)
-    )
+    if isinstance(checkpoint_every, int):
+        return (checkpoint_every,)
+    return tuple(checkpoint_every)
 
 
 def expect_fp8(strategy: Strategy) -> None:

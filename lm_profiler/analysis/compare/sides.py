@@ -276,11 +276,13 @@ def comparable_step_s(entry: Entry) -> float | None:
     try:
         [run] = read_side("run", [entry]).runs
     except (UsageError, RecordError):  # no measured step, or no rows of them
-        step = None if entry.record is None else entry.record.time.get("step")
-        return None if step is None else step.mean
-    undisturbed = run.without_cpu_waits
-    if run.record.contended and not used_gpu_of_others(run) and undisturbed is not None:
-        return undisturbed.mean
+        if entry.record is None or "step" not in entry.record.time:
+            return None
+        return entry.record.time["step"].mean
+    lost_cpu_time = run.record.contended and not used_gpu_of_others(run)
+    step_without_waits = run.without_cpu_waits
+    if lost_cpu_time and step_without_waits is not None:
+        return step_without_waits.mean
     return run.mean("step").mean
 
 

@@ -70,9 +70,8 @@ class _Dataflow:
         self._carried_storages: list[set[int]] = []
         # for each storage, the calls that wrote its content: during the loop so far, then at the end of the step
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
-        overwritten: set[int] = (
-            set()
-        )  # the storages without any data of the step before
+        # the storages without any data of the step before
+        overwritten: set[int] = set()
         for number, call in enumerate(step.calls):
             sources: set[int] = set()
             for storage in call.reads:

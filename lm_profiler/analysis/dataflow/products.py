@@ -40,11 +40,8 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
         for operand in (call.product.left, call.product.right):
             are_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
             are_everywhere = operand.fullest_line <= _FULLEST_LINE
-            if (
-                are_mostly_zeros
-                and are_everywhere
-                and operand.storage not in step.trained
-            ):
+            is_weight = operand.storage in step.trained
+            if are_mostly_zeros and are_everywhere and not is_weight:
                 for related in step.with_backward(number):
                     shares[related] = operand.zeros
     return shares
@@ -90,16 +87,15 @@ def _zero_positions(
     gradient_is_left = left.storage not in forward_call.reads
     gradient_is_right = right.storage not in forward_call.reads
     if gradient_is_left:
-        computes_weight_gradient = right.storage not in weights
-        if computes_weight_gradient:
-            return left.zero_columns  # dWᵀ = Gᵀ·X sums over the columns of Gᵀ
-        return left.zero_rows  # dX = G·Wᵀ leaves the rows of G
-    if gradient_is_right:
-        computes_weight_gradient = left.storage not in weights
-        if computes_weight_gradient:
-            return right.zero_rows  # dW = Xᵀ·G sums over the rows of G
-        return right.zero_columns  # dXᵀ = W·Gᵀ leaves the columns of Gᵀ
-    return 0.0
+        gradient, factor = left, right
+    elif gradient_is_right:
+        gradient, factor = right, left
+    else:
+        return 0.0
+    # The products are dX = G·Wᵀ and dW = Xᵀ·G, or transposed: dXᵀ = W·Gᵀ and dWᵀ = Gᵀ·X.
+    computes_weight_gradient = factor.storage not in weights
+    is_transposed = gradient_is_left == computes_weight_gradient
+    return gradient.zero_columns if is_transposed else gradient.zero_rows
 
 
 def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:

@@ -225,17 +225,11 @@ def work_of(
     """
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    marks_by_rank = []
-    parts_by_rank = []
-    for rank, track in enumerate(tracks):
-        last_marks = track.last_mark(calls.came_ns[:, rank])
-        marks_by_rank.append(last_marks)
-        parts_by_rank.append(track.codes[last_marks])
-    marks = np.stack(marks_by_rank, axis=1)
-    parts = np.stack(parts_by_rank, axis=1)
+    marks, parts = _places_of_calls(calls, tracks)
     waits_ns, all_ranks_wait = _waits(calls, tracks, marks, parts, overlap)
     slices = _cut_into_slices(tracks, steps, calls.came_ns[all_ranks_wait])
 
+    # each by rank
     own_s = []
     waiting_s = []
     waiting_outside_s = []
@@ -253,6 +247,7 @@ def work_of(
         waiting_s.append(waited_ns[:, :OUTSIDE] * 1e-9)
         waiting_outside_s.append(waited_ns[:, OUTSIDE] * 1e-9)
 
+    # cached, because several slow ranks may be slow in the same part
     @cache
     def own_in_slices_s(part: int | None) -> Seconds:
         by_rank_s = []
@@ -270,6 +265,19 @@ def work_of(
         step_of_slice=slices.steps,
         segment_begins=slices.segment_begins,
     )
+
+
+def _places_of_calls(
+    calls: Calls, tracks: Sequence[Track]
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return [C, R] the index of the mark before each call, and [C, R] the part of the step that it begins."""
+    marks_by_rank = []
+    parts_by_rank = []
+    for rank, track in enumerate(tracks):
+        last_marks = track.last_mark(calls.came_ns[:, rank])
+        marks_by_rank.append(last_marks)
+        parts_by_rank.append(track.codes[last_marks])
+    return np.stack(marks_by_rank, axis=1), np.stack(parts_by_rank, axis=1)
 
 
 def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
@@ -546,9 +554,8 @@ def _steps_of_slices(points: NDArray[np.intp], steps: Instants) -> NDArray[np.in
     count = len(steps)
     is_next_measured = np.append(np.diff(steps) == 1, False)
     step_of_slice = np.full(len(points), -1, dtype=np.int64)
-    current_step = (
-        -1
-    )  # of the next slice; after the end of a step, that is the next step
+    # the step of the next slice; after the end of a step, that is the following step
+    current_step = -1
     for index, point in enumerate(points.tolist()):
         is_end = point < count
         is_begin = count <= point < 2 * count

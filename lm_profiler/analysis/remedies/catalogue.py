@@ -1031,6 +1031,7 @@ def combined_remedies(planned: Planned) -> list[Smaller]:
 
     The first changes only rounding and the batch size. The second also has the lowest precision, and SGD.
     """
+    # bf16-mixed first, which changes only rounding, then bf16-true
     precisions = list(narrower_precisions(planned, largest_context=None))
     rounding_only = [
         *activation_checkpointing(planned, largest_context=None),

@@ -159,11 +159,13 @@ def _clearness_in_order(values: Series) -> float:
     costs = _SegmentCosts.from_values(centred, coefficient=0.0)
     scores, _ = costs.segmentations(most_changes)
     burst_score, _ = costs.burst()
+    # for a single level, for 1, 2, … changes, and for a burst
     candidate_scores = np.array([*scores, burst_score])
-    gains = scores[0] - candidate_scores - _needed_gains(means.size, most_changes)
-    levels_gain = float(gains[1:].max())
-    trend_gain = _find_trend(means, coefficients=1).gain - _TREND_COST
-    return max(levels_gain, trend_gain)
+    gains = scores[0] - candidate_scores
+    margins = gains - _needed_gains(means.size, most_changes)
+    levels_margin = float(margins[1:].max())
+    trend = _find_trend(means, coefficients=1)
+    return max(levels_margin, trend.gain - _TREND_COST)
 
 
 def _block_size(count: int, most_blocks: int = _MOST_VALUES) -> int:

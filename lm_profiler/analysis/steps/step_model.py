@@ -339,16 +339,18 @@ class StepModel:
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
         """Return by how much the long-run mean may be lower, and higher, because only a few odd steps were observed."""
-        odd = self._in_stretch(self.odd)
-        if not odd.any():
+        is_odd = self._in_stretch(self.odd)
+        if not is_odd.any():
             return 0.0, 0.0
-        means = self._class_means(values)
-        odd_classes = self._in_stretch(self._classes)[odd]
-        usual = np.array([means[label] for label in odd_classes.tolist()])
+        class_means = self._class_means(values)
+        odd_classes = self._in_stretch(self._classes)[is_odd]
+        usual = np.array([class_means[label] for label in odd_classes.tolist()])
         # what each odd step adds to the mean; negative for a step that is faster than usual
-        costs = self.weights[odd] * (self._in_stretch(values)[odd] - usual)
+        odd_values = self._in_stretch(values)[is_odd]
+        costs = self.weights[is_odd] * (odd_values - usual)
         slow_less, slow_more = _cost_reach(costs[costs > 0.0])
         fast_less, fast_more = _cost_reach(-costs[costs < 0.0])
+        # The mean is lower with fewer slow odd steps, or with more fast ones.
         reach_below = math.hypot(slow_less, fast_more)
         reach_above = math.hypot(slow_more, fast_less)
         return reach_below, reach_above

@@ -240,7 +240,10 @@ class Actions(dict[str, Marked]):
         kind = _CLASS.sub("].", action_name)
         span = guard.run(self._span, action_name, kind) or NOTHING
         if guard.is_disabled:
-            span = self._spans[kind] if kind in self._counting_actions else NOTHING
+            # the steps are still counted
+            span = NOTHING
+            if kind in self._counting_actions:
+                span = self._spans[kind]
         if self._surrounding is not None:
             span = self._surrounding(action_name, span)
         self[action_name] = span

@@ -128,7 +128,9 @@ def table_json(table: Table) -> Json:
     for cells in table.rows:
         rows.append([cell.text for cell in cells])
     block: Json = {"kind": "table"}
-    if len(titles) == _FACT_COLUMNS and not table.titles:
+    is_of_facts = len(titles) == _FACT_COLUMNS and not table.titles
+    if is_of_facts:
+        # the index of the meaning, or the text itself if it is no figure's meaning
         block["tips"] = [_MEANING_INDEXES.get(row[-1], row[-1]) for row in rows]
         titles = titles[:-1]
         rows = [row[:-1] for row in rows]
