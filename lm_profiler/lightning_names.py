@@ -32,7 +32,7 @@ STEPPED = _name(
 EPOCH = _name(
     "action run_training_epoch",
     "marks the end of an epoch, and of the loop",
-    "the end of the loop is taken for the end of an epoch",
+    "the end of the loop counts as the end of an epoch",
 )
 
 _NEXT = {
@@ -68,12 +68,12 @@ COMBINED = _name(
 LOGGING = _name(
     "Trainer._logger_connector",
     "attributes time to logging",
-    "it is attributed to the loop",
+    "time of logging is attributed to the loop",
 )
 SIGTERM_FLAG = _name(
     "_TrainingEpochLoop._broadcast_sigterm_tensor",
     "attributes time to the broadcast of SIGTERM",
-    "it is attributed to the loop",
+    "time of the broadcast is attributed to the loop",
 )
 SIGNALS = _name(
     "Trainer._signal_connector",
@@ -88,7 +88,7 @@ SIGTERM_HANDLER = _name(
 COMPILED_STEPS = _name(
     "LightningModule._compiler_ctx",
     "recognizes steps that Lightning compiled",
-    "they are taken for eager steps",
+    "compiled steps count as eager steps",
 )
 
 # Classes that are recognized by their names.

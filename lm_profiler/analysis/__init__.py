@@ -1,4 +1,4 @@
 """The arithmetic: numbers in, numbers and words out.
 
-May use numpy, scipy and ``record``. Never torch or Lightning, and never prints.
+This package may import numpy, scipy and ``record``. It never imports torch or Lightning, and never prints.
 """

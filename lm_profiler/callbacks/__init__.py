@@ -2,9 +2,9 @@
 
 ``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=40))``
 
-May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and for a run's end ``report`` and
-``tensorboard``. Never ``models`` or ``training``. What profiles other loops than the Trainer's does not import
-Lightning, and neither does this module until a name of the callback is requested.
+This package may import Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and for a run's end
+``report`` and ``tensorboard``. It never imports ``models`` or ``training``. Modules that profile other loops than the
+Trainer's do not import Lightning, and neither does this module until a name of the callback is requested.
 """
 
 import sys

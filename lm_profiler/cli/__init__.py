@@ -2,5 +2,5 @@
 
 Wherever a wrong call is detected, UsageError is raised, and ``main`` prints it.
 
-May use all other packages. Never torch or Lightning for ``--help`` or ``--version``.
+This package may import all other packages. It never imports torch or Lightning for ``--help`` or ``--version``.
 """

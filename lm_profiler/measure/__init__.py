@@ -1,4 +1,4 @@
 """Measures with torch: clocks, memory, counts, delays, collectives, device facts, and steps on fake tensors.
 
-May use torch and ``record``. Never Lightning.
+This package may import torch and ``record``. It never imports Lightning.
 """

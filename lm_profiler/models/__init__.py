@@ -1,5 +1,5 @@
 """Decoder-only language models.
 
-May use torch and einops. Never Lightning, or anything else of ours. ``config`` does not import torch, so that commands
-answer quickly.
+This package may import torch and einops. It never imports Lightning, or anything else of ours. ``config`` does not
+import torch, so that commands answer quickly.
 """

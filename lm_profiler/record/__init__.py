@@ -1,4 +1,4 @@
 """The record of a run: its figures and types, reading and writing its files, finding runs.
 
-May use pydantic and PyYAML. Never torch or Lightning, or anything else of ours.
+This package may import pydantic and PyYAML. It never imports torch or Lightning, or anything else of ours.
 """

@@ -1,6 +1,6 @@
 """The figures of a type of record, read from its fields: their names and places, also of parts within parts.
 
-A field is a ``Figure``, or holds a part ``Within`` which figures are named and shown in another way than elsewhere.
+A field is a ``Figure``, or holds a part; ``Within`` states how the figures of that part are named and shown there.
 """
 
 from __future__ import annotations

@@ -247,16 +247,28 @@ class Finding(Part):
         "phase", "text", "phase of the step in which the time is spent", default=None
     )
     owner: str | None = figure(
-        "owner", "text", "class or package whose code takes the time", default=None
+        "owner",
+        "text",
+        "class or package whose code takes the time that could be saved",
+        default=None,
     )
     file: str | None = figure(
-        "file", "text", "file of the code that takes the time", default=None
+        "file",
+        "text",
+        "file of the code that takes the time that could be saved",
+        default=None,
     )
     line: int | None = figure(
-        "line", "count", "number of the line that takes the time", default=None
+        "line",
+        "count",
+        "number of the line that takes the time that could be saved",
+        default=None,
     )
     what: str | None = figure(
-        "what", "text", "kind of activity that takes the time", default=None
+        "what",
+        "text",
+        "kind of activity that takes the time that could be saved",
+        default=None,
     )
     facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence
 

@@ -1,4 +1,5 @@
 """Printing: tables, pictures and the texts about one run.
 
-May use ``analysis``, ``record`` and the presets of ``models.config``. Never torch or Lightning.
+This package may import ``analysis``, ``record`` and the presets of ``models.config``. It never imports torch or
+Lightning.
 """

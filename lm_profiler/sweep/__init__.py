@@ -1,5 +1,5 @@
 """Many runs, each in its own process: the cells of a sweep, their order, and their outcomes.
 
-May use ``processes``, ``report``, ``tensorboard``, ``analysis``, ``record`` and the presets of ``models.config``. Never
-torch or Lightning: its cells import them.
+This package may import ``processes``, ``report``, ``tensorboard``, ``analysis``, ``record`` and the presets of
+``models.config``. It never imports torch or Lightning: its cells import them.
 """

@@ -1,4 +1,4 @@
 """TensorBoard's views of a run: our own tab (``tab``), HPARAMS and TEXT.
 
-May use TensorBoard, ``report``, ``analysis`` and ``record``. Never torch or Lightning.
+This package may import TensorBoard, ``report``, ``analysis`` and ``record``. It never imports torch or Lightning.
 """

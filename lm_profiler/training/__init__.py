@@ -1,7 +1,7 @@
 """The profiled training: a LightningModule, its fake data, and options of torch for users' modules.
 
-May use Lightning, ``measure``, ``models`` and ``record``. Never ``callbacks`` or ``report``. Lightning is imported only
-when its parts are requested.
+This package may import Lightning, ``measure``, ``models`` and ``record``. It never imports ``callbacks`` or ``report``.
+Lightning is imported only when its parts are requested.
 """
 
 from __future__ import annotations

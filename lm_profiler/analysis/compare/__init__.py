@@ -1,4 +1,4 @@
 """Compares runs, to decide whether B is faster than A: the differences, their size, and their uncertainty.
 
-May use what ``analysis`` may, ``hardware`` and ``steps``. Never prints.
+This package may import whatever ``analysis`` may import, plus ``hardware`` and ``steps``. It never prints.
 """

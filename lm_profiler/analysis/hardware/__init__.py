@@ -1,4 +1,5 @@
 """Compares a run with the limits of its hardware: peaks with their sources, and utilisation.
 
-May use what ``analysis`` may. Never guesses: a device that no datasheet names has no peak.
+This package may import whatever ``analysis`` may import. It never guesses: a device that no datasheet names has no
+peak.
 """

@@ -395,9 +395,14 @@ def beaten_floors(
         rate_texts.append(
             f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})"
         )
-    reason = f"took less time than their FLOPs or bytes need at {', '.join(rate_texts)}"
+    needed = (
+        f"at {', '.join(rate_texts)}, FLOPs or bytes would take longer than measured"
+    )
     return [
-        f"unknown floors: {', '.join(beaten_phases)} {reason}; either data came from caches, or a rate is too low"
+        (
+            f"no floor is shown for {', '.join(beaten_phases)}: {needed}; either data came from caches, or a rate is "
+            "too low"
+        )
     ]
 
 

@@ -751,7 +751,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
-        "Recompute less (activation checkpointing, chunked loss): memory suffices to keep the results of forward.",
+        "Recompute less (activation checkpointing, chunked loss): there is enough memory to keep the activations.",
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
     ),

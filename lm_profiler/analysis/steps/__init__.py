@@ -1,4 +1,4 @@
 """Statistics of steps: intervals, warm-up, steadiness, odd steps, shares.
 
-May use what ``analysis`` may, and ``hardware``. Never reads a file.
+This package may import whatever ``analysis`` may import, plus ``hardware``. It never reads a file.
 """

@@ -1,4 +1,4 @@
 """A trace's events as intervals, kernels and their kinds.
 
-May use what ``analysis`` may. Never holds a whole trace as text.
+This package may import whatever ``analysis`` may import. It never holds a whole trace as text.
 """

@@ -59,7 +59,7 @@ class OperatorCalls(NamedTuple):
 
 
 class _Nesting(NamedTuple):
-    """Where each event is, as (rows,) arrays; the last row stands for no event."""
+    """The surroundings of each event, as (rows,) arrays; the last row stands for no event."""
 
     around: Rows  # the row of the range that directly contains the event
     operator: Rows  # the row of the operator that the event is, or is within

@@ -1,4 +1,4 @@
 """Analyses a run in progress: changes of level, slow steps, growing memory, and where the time went.
 
-May use what ``analysis`` may, and ``steps``. Never reads a file.
+This package may import whatever ``analysis`` may import, plus ``steps``. It never reads a file.
 """

@@ -1,4 +1,5 @@
 """Explains the time of a step: where each nanosecond of a traced step went, and what it should have cost.
 
-May use what ``analysis`` may, ``trace``, ``hardware`` and ``steps``. Never reads a file.
+This package may import whatever ``analysis`` may import, plus ``trace``, ``hardware`` and ``steps``. It never reads a
+file.
 """

@@ -1,4 +1,5 @@
 """The instruments: what is measured besides time, each in its own stage or between the timed steps.
 
-May use Lightning, torch, ``marks``, ``measure``, ``analysis``, ``processes`` and ``record``. Never changes training.
+This package may import Lightning, torch, ``marks``, ``measure``, ``analysis``, ``processes`` and ``record``. It never
+changes training.
 """

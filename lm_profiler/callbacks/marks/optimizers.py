@@ -3,7 +3,7 @@
 The phase optimizer is the time inside an optimizer's ``step``, without its closure, under automatic and manual
 optimization alike. Under manual optimization the user calls ``zero_grad``, ``clip_gradients`` and ``manual_backward``
 or ``backward``, which are no actions of Lightning. All these functions are wrapped until the run ends. torch's own
-hooks of optimizers would not do: they are not called if ``step`` raises, nor if the user has replaced it.
+optimizer hooks are not enough: they are not called if ``step`` raises, nor if the user has replaced it.
 """
 
 from __future__ import annotations

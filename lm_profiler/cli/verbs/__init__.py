@@ -1,4 +1,4 @@
 """The verbs, one module each, with ``Options`` and ``run(options)``, which returns the exit code.
 
-May use everything below ``cli`` and the modules that read and check a call. Never imports ``main``.
+This package may import everything below ``cli`` and the modules that read and check a call. It never imports ``main``.
 """

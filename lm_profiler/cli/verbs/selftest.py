@@ -271,7 +271,7 @@ def sums() -> list[tuple[str, float, str]]:
         f"the sum is precise, but the addend is not: 0.01 in float16 is {half:.8f}"
     )
     cast_reason = (
-        "the same, because the addend was rounded before it is cast to float32"
+        "the same sum, because the addend was rounded before it was cast to float32"
     )
     return [
         ("float32 += float32", _sum_in(np.float32, single), float32_reason),

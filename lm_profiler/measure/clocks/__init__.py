@@ -1,4 +1,4 @@
 """Takes marks on two clocks, the host's and the device's, and computes the times between them.
 
-May use what ``measure`` may. Never synchronizes within the loop.
+This package may import whatever ``measure`` may import. It never synchronizes within the loop.
 """

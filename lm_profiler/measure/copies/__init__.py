@@ -1,4 +1,4 @@
 """Copies modules, and finds what a run's precision does to the numbers of a step.
 
-May use torch, ``record`` and ``device``. Never changes the module that is copied.
+This package may import torch, ``record`` and ``device``. It never changes the module that is copied.
 """

@@ -1,4 +1,4 @@
 """Counts what happens in a step: FLOPs, traffic, compilations, synchronizing lines, batches, CPU time.
 
-May use what ``measure`` may, ``clocks`` and ``memory``. Never runs the step again.
+This package may import whatever ``measure`` may import, plus ``clocks`` and ``memory``. It never runs the step again.
 """

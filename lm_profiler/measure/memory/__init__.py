@@ -1,4 +1,4 @@
 """Measures memory: peaks, levels, what holds it, traffic, and the allocator's history.
 
-May use what ``measure`` may, ``clocks`` and psutil. Never frees what it measures.
+This package may import whatever ``measure`` may import, plus ``clocks`` and psutil. It never frees what it measures.
 """

@@ -427,7 +427,7 @@ def timeline_from_snapshot(
         entry for entry in trace if entry["action"] in ("alloc", "free_completed")
     ]
     if not mark_log.step or not history:
-        raise ValueError("expected a step and its history, given none")
+        raise ValueError("the snapshot has no history of a marked step")
 
     begins_us = mark_log.step[0].time_us
     ends_us = mark_log.step[-1].time_us

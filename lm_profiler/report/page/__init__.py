@@ -2,5 +2,6 @@
 
 TensorBoard's tab sends the same list, views and script.
 
-May use what ``report`` may, ``views``, ``run``, ``tables`` and ``pictures``. Never the network.
+This package may import whatever ``report`` may import, plus ``views``, ``run``, ``tables`` and ``pictures``. It never
+uses the network.
 """

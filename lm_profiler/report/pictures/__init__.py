@@ -1,4 +1,5 @@
 """Plots as files, and the colours that all pictures share.
 
-May use what ``report`` may, ``tables``, and matplotlib once a picture is requested. Never a display.
+This package may import whatever ``report`` may import, plus ``tables``, and matplotlib once a picture is requested. It
+never opens a display.
 """

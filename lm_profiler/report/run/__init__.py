@@ -1,4 +1,4 @@
 """The texts about one run, or two: the end table, the kernels, the comparison.
 
-May use what ``report`` may, and ``tables``. Never draws.
+This package may import whatever ``report`` may import, plus ``tables``. It never draws.
 """

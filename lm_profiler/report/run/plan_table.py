@@ -155,7 +155,7 @@ def _largest_lines(planned: Planned, context: int | None) -> list[str]:
     elif context is not None:
         largest.append(f"context {context:,} in batches of {planned.batch:,}")
     if largest:
-        return [f"the largest that fits: {', or '.join(largest)}"]
+        return [f"the largest batch or context that fits: {', or '.join(largest)}"]
     if planned.largest_unknown is not None:
         return [
             f"the largest batch and context that fit are unknown: {planned.largest_unknown}"
@@ -360,8 +360,11 @@ def block_table(block: BlockMemory) -> Table:
         net_change = f"-{net_change}"
     title = f"one of {block.count} blocks ({block.module}) saves {saved} for backward; the largest tensors:"
     below = [
-        f"the rest of the block: {rest}",
-        f"its backward pass frees them and creates {gradients} of gradients: net change {net_change}",
+        f"other tensors that the block saves: {rest}",
+        (
+            f"the block's backward pass frees the saved tensors and creates {gradients} of gradients: net change "
+            f"{net_change}"
+        ),
     ]
     return Table(headings, rows, above=["", title], below=below)
 

@@ -383,7 +383,7 @@ def other_lines(record: RunRecord) -> list[str]:
     if owned is None or not owned.actions:
         return []
     # The actions add up to this figure. It is larger than the measured one, because timing each action takes time.
-    total = f"{ms_text(owned.seconds)} ms while each action of {count_text(owned.steps, 'step')} was timed"
+    total = f"{ms_text(owned.seconds)} ms in {count_text(owned.steps, 'step')} in which each action was timed"
     if owned.measured_s is not None:
         total = f"{ms_text(owned.measured_s)} ms, {total}"
     texts = []

@@ -66,7 +66,7 @@ def summary_lines(answer: TraceAnswer) -> list[str]:
     step_s = answer.kernels.window_s / answer.steps
     device = answer.device or "an unnamed device"
     if answer.launches is None:
-        device = "the CPU: the trace has no kernels of a device"
+        device = "the CPU (the trace has no kernels of a device)"
     busy_share = answer.busy_s / answer.kernels.window_s
     lines = [
         f"{answer.trace}{_rank_text(answer)}",

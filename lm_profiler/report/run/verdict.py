@@ -215,7 +215,7 @@ def _window_lines(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
     length = f"{count_text(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
-    line = f"events rarer than once in {length} are not seen"
+    line = f"not seen: events rarer than once in {length}"
     if can_be_watched:
         line += "; --watch=true reports them"
     return [line]
@@ -269,10 +269,10 @@ def _steadiness_text(steadiness: Steadiness) -> str:
         return text
     share = steadiness.known_to
     if share is None or share > 1.0:
-        return f"{text}: too few steps, or too much variation, to know the level"
+        return f"{text}: too few steps, or too much variation, to know the step time"
     # The level is noisy above 5 %, so 5.2 % must not be printed as 5 %.
     decimals = 1 if share < 0.1 else 0
-    return f"{text}: the level is only known to within ±{share:.{decimals}%}"
+    return f"{text}: the step time is only known to within ±{share:.{decimals}%}"
 
 
 def odd_lines(record: RunRecord) -> list[str]:

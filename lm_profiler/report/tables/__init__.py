@@ -1,4 +1,4 @@
 """Tables of many runs: rows, columns, layouts, and each format they are written in.
 
-May use what ``report`` may. Never draws.
+This package may import whatever ``report`` may import. It never draws.
 """

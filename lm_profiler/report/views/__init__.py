@@ -2,5 +2,6 @@
 
 A view of a run is a file and a line of ``registry``.
 
-May use what ``report`` may, ``run``, ``tables`` and ``pictures``. Never the network.
+This package may import whatever ``report`` may import, plus ``run``, ``tables`` and ``pictures``. It never uses the
+network.
 """
