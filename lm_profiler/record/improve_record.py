@@ -21,9 +21,16 @@ TriedVerdict = Literal[
 ]
 
 # Reasons of UNDECIDED. After the last two more pairs would show nothing new.
-ENDED = "the budget ended it"
-UNLIKELY = "more pairs would hardly show it to be faster"
-NOT_FASTER = "it did not look faster at two checks"
+ENDED = "the budget ran out"
+UNLIKELY = "more pairs of runs are unlikely to show that it is faster"
+NOT_FASTER = "it was not faster in two checks"
+_SETTLED = (
+    UNLIKELY,
+    NOT_FASTER,
+    # the same two reasons, as version 0.3 and earlier wrote them
+    "more pairs would hardly show it to be faster",
+    "it did not look faster at two checks",
+)
 
 # How a search ended. ``failed``: the first setting does not run. ``unfinished``: it still runs, or was killed.
 Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
@@ -139,7 +146,7 @@ class Tried(Part):
     @property
     def needs_more_pairs(self) -> bool:
         """Whether it was compared, and more pairs may still show that it helps."""
-        return self.verdict == "UNDECIDED" and self.why not in (UNLIKELY, NOT_FASTER)
+        return self.verdict == "UNDECIDED" and self.why not in _SETTLED
 
 
 class Final(Part):

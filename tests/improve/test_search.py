@@ -253,7 +253,7 @@ def test_what_the_budget_leaves_no_time_for_is_undecided() -> None:
         )
 
     end = searched(values("a=1", "b=1"), answer, 150.0)
-    assert [(one.verdict, one.reason) for one in end.tried] == [("UNDECIDED", "the budget ended it")] * len(end.tried)
+    assert [(one.verdict, one.reason) for one in end.tried] == [("UNDECIDED", "the budget ran out")] * len(end.tried)
     assert searched(values("a=1"), lambda asked: TimedRun(None, 30.0, was_cut=True)).outcome == "budget"
     # A last comparison for which no time is left is the end of the budget.
     answers = program({"a=1": 0.3})

@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+import pytest
 from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 from stored_texts import assert_stored
 
@@ -71,3 +72,17 @@ def test_a_search_is_told_as_stored_and_its_setting_can_be_run(tmp_path: Path) -
     *others, command = improve_table(made_improve(), tmp_path).below
     assert others == before
     assert shlex.split(command)[-2:] == ["--config", f"{tmp_path}/improved.yaml"]
+
+
+@pytest.mark.parametrize(
+    "why, needs_more",
+    [
+        ("the budget ran out", True),
+        ("more pairs of runs are unlikely to show that it is faster", False),
+        ("it was not faster in two checks", False),
+        ("more pairs would hardly show it to be faster", False),  # in records of 0.3
+        ("it did not look faster at two checks", False),  # in records of 0.3
+    ],
+)
+def test_an_undecided_change_needs_more_pairs_unless_its_reason_settles_it(why: str, needs_more: bool) -> None:
+    assert tried("a.b=1", 10.0, 0.0, "UNDECIDED", why=why).needs_more_pairs is needs_more
