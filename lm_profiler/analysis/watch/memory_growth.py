@@ -22,6 +22,10 @@ _GREW_BYTES = 32 * 2**20
 _SHORT_READINGS = 15
 _SHORT_WINDOWS_S = (15.0, 60.0, 240.0)
 _STEEP_SHARE = 0.15
+# The shortest window is for runs of half a minute. Memory is read once a second, so it has few readings.
+_SHORTEST_WINDOW_S = 10.0
+_SHORTEST_READINGS = 10
+_STEEPEST_SHARE = 0.25
 _ABOVE_HIGHEST = (
     1.15  # of the memory when an earlier growth ended: less is no new growth
 )
@@ -108,7 +112,8 @@ class _Window:
 
 def _all_windows() -> list[_Window]:
     """Return windows of all lengths, the shortest first."""
-    windows = [
+    windows = [_Window(_SHORTEST_WINDOW_S, _SHORTEST_READINGS, _STEEPEST_SHARE)]
+    windows += [
         _Window(span_s, _SHORT_READINGS, _STEEP_SHARE) for span_s in _SHORT_WINDOWS_S
     ]
     windows += [_Window(span_s, _READINGS, _GREW_SHARE) for span_s in _WINDOWS_S]

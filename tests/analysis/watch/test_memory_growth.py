@@ -37,6 +37,12 @@ def test_a_steep_leak_is_reported_within_a_minute() -> None:
     assert growth.bytes_per_s * HOUR_S == pytest.approx(33 * GIB, rel=0.05)
 
 
+def test_a_leak_that_doubles_the_memory_is_reported_within_half_a_minute() -> None:
+    at_h, growth = watch(lambda at_s: 0.5 * GIB * (1.0 + at_s / 15.0), hours=0.01, every_s=1.0)[0]
+    assert at_h * HOUR_S < 25.0
+    assert growth.bytes_per_s == pytest.approx(0.5 * GIB / 15.0, rel=0.05)
+
+
 @pytest.mark.parametrize("every_s", [1.0, 10.0])
 @pytest.mark.parametrize("fills_s", [10.0, 30.0, 100.0, 300.0, 600.0, 3600.0])
 def test_a_cache_that_fills_up_is_not_reported(fills_s: float, every_s: float) -> None:
