@@ -36,6 +36,7 @@ from lm_profiler.callbacks.instruments.work import (
     StepWork,
     batches_per_step,
     bytes_of_batch,
+    count_tensors,
     phase_work,
     step_work,
 )
@@ -127,7 +128,7 @@ class Collector:
             contention=try_or_note(
                 "contention", lambda: contention(measured.cpu_uses), notes
             ),
-            settings=try_or_note("settings", lambda: switches(loop), notes),
+            settings=try_or_note("settings", self._settings, notes),
             lists=try_or_note(
                 "lists", lambda: lists_of(_trained_parameters(loop.module)), notes
             ),
@@ -230,6 +231,14 @@ class Collector:
         return replace(
             evidence, ceilings=ceilings, copied_bytes_per_s=copied_bytes_per_s
         )
+
+    def _settings(self) -> Settings:
+        try:
+            tensors = count_tensors(self._shapes.result(0))
+        except Exception:  # the batch's type has no shapes that can be kept
+            tensors = None
+        settings = switches(self.loop)
+        return settings.model_copy(update={"tensors_per_batch": tensors})
 
     def _elements_of(self, batches: int) -> int | None:
         """Return the elements of ``batches`` batches like the first one; None if its shapes are unknown."""

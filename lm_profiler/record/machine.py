@@ -60,6 +60,7 @@ class Settings(Part):
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
+    tensors_per_batch: int | None = None
     # share of the device's memory that is free at the peak; None on the CPU
     memory_free_share: float | None = None
     anomalies: bool = False  # whether autograd detects anomalies (detect_anomaly)

@@ -552,6 +552,12 @@ def test_a_thread_that_works_in_the_data_phase_needs_no_more_workers(asleep_ms: 
     assert ("num_workers=0" in remedy_of(first, record)) == takes_over
 
 
+def test_a_batch_of_many_small_tensors_needs_fewer_of_them() -> None:
+    record = made({"transfer": 30.0}, settings=Settings(tensors_per_batch=1700))
+    remedy = remedy_of(findings_of(record)[0], record)
+    assert "1,700 tensors" in remedy
+
+
 @pytest.mark.parametrize("workers, starts_workers", [(0, False), (2, True)])
 def test_a_loader_that_the_loop_restarts_needs_no_more_workers(workers: int, starts_workers: bool) -> None:
     settings = Settings(num_workers=workers, cores=8, restarts_loader=True)

@@ -322,6 +322,11 @@ def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None
     }
 
 
+def count_tensors(batch: Any) -> int:
+    """Return the number of tensors in ``batch``."""
+    return sum(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
+
+
 def bytes_of_batch(batch: Any) -> int:
     """Return the bytes of all tensors in ``batch``."""
     return sum(
