@@ -515,9 +515,23 @@ def _loader_waits(costs: StepCosts) -> bool:
     return use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
 
 
+def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
+    """Return the fields of a finding that name the line in which ``event`` spends most of its time, if it is known."""
+    for passed in costs.outside_steps:
+        if passed.what == event and passed.file is not None:
+            return {
+                "owner": passed.function,
+                "file": passed.file,
+                "line": passed.line,
+            }
+    return {}
+
+
 def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     """Find the costs of validation, checkpoints and epoch boundaries, inside or outside the measured steps."""
-    yield costs.finding("validation", costs.outside_s(VALIDATION))
+    yield costs.finding(
+        "validation", costs.outside_s(VALIDATION), **_line_outside(costs, VALIDATION)
+    )
     yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
     loader_calls: list[OutsideSteps] = []
     for passed in costs.outside_steps:

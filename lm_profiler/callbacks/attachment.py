@@ -29,6 +29,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 )
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
+from lm_profiler.callbacks.instruments.validation_lines import ValidationLines
 from lm_profiler.callbacks.instruments.watches import (
     StepWatch,
     profiler_range,
@@ -347,6 +348,8 @@ class Attachment:
             owners,
             FlopsWatch(timeline, self._get_module, forward, self._operators_maker()),
         ]
+        if rank == 0:
+            others.append(ValidationLines(timeline))
         prefetched = loop.loader_watch()
         if prefetched is not None:
             others.append(prefetched)

@@ -33,6 +33,7 @@ from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import DATA, OTHER, OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.operator_calls import CodeLine
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import BetweenSteps, OutsideSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
@@ -349,6 +350,7 @@ class Session:
         """Return all that was measured on this rank so far."""
         facts = self.instruments.facts()
         graph_pools_bytes = facts.pop("graph_pools", None)  # becomes a note
+        validation_line = facts.pop("validation_line", None)
         notes = [
             *self.notes,
             *self._unseen_backward_note(),
@@ -364,7 +366,7 @@ class Session:
             batch_counts=[self._batch_counts],
             between_steps_s=self._between_steps_s(),
             between=self._time_between_steps(),
-            outside=self._outside_steps(),
+            outside=self._outside_steps(validation_line),
             stages_s=self._stages_s(),
             device_idle=device_idle,
             notes=notes,
@@ -525,13 +527,21 @@ class Session:
         )
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
-    def _outside_steps(self) -> list[OutsideSteps]:
-        """Return what took time outside of the steps of all stages: validations, checkpoints, hooks of epochs."""
+    def _outside_steps(self, validation_line: CodeLine | None) -> list[OutsideSteps]:
+        """Return what took time outside of the steps of all stages.
+
+        ``validation_line`` is the line in which validations spend most of their time; None if it is unknown.
+        """
         timeline = self.timeline
         events = passed(timeline.went_outside, timeline.checkpoint_instants_ns)
         for begin_ns, end_ns, hook in timeline.epoch_hooks:
             events.append(NamedSpan(begin_ns, end_ns, hook))
-        return outside_steps(self._run_steps, events, self._own_spans_ns)
+        all_passed = []
+        for activity in outside_steps(self._run_steps, events, self._own_spans_ns):
+            if activity.what == VALIDATION and validation_line is not None:
+                activity = activity.model_copy(update=validation_line._asdict())
+            all_passed.append(activity)
+        return all_passed
 
     def _stages_s(self) -> float | None:
         """Return the seconds from the first step's beginning to the last step's end, without this session's work."""

@@ -614,6 +614,10 @@ class OutsideSteps(Part):
     owner: str | None = figure(
         "owner", "text", "class and hook whose code took the time", default=None
     )
+    # the line of the program in which most of the time was spent, and its function; None if unknown
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
 
 
 ASLEEP = Figure(

@@ -497,6 +497,25 @@ def _transfer_text(finding: Finding, settings: Settings) -> str:
     return "Send less data to the device: token ids as int32 instead of int64, and only tensors that the step uses."
 
 
+def _validation_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about validation by a Trainer."""
+    advice = "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)"
+    return f"{advice}{_costliest_part(finding)}."
+
+
+def _plain_validation_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about validation in a loop of the program's own."""
+    advice = "Validate less often, or on fewer batches"
+    return f"{advice}{_costliest_part(finding)}."
+
+
+def _costliest_part(finding: Finding) -> str:
+    """Return the end of a sentence that names the line with most of the time; empty if it is unknown."""
+    if not finding.file:
+        return ""
+    return f", or make {_place(finding)} faster, which takes most of the time"
+
+
 def _reload_text(finding: Finding, settings: Settings) -> str:
     hook = finding.owner or "train_dataloader"
     return f"Create the loader only once: {hook} is called in every epoch (reload_dataloaders_every_n_epochs)."
@@ -940,8 +959,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("ranks", likely_share=0.9),
     Remedy(
         "validation",
-        "Validate less often, or on fewer batches (val_check_interval, limit_val_batches).",
-        "Validate less often, or on fewer batches.",
+        _validation_text,
+        _plain_validation_text,
     ),
     Remedy(
         "checkpoint",

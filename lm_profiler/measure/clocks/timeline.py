@@ -50,6 +50,8 @@ class Timeline:
         self._is_stopped = False  # whether all further marks are dropped
         # each time that the loop left the step: when (ns), and for what
         self.went_outside: list[tuple[int, str]] = []
+        # called when the loop leaves the step
+        self.left_step: Callable[[], object] = _do_nothing
         # when the saving of each checkpoint began and ended, in turn
         self.checkpoint_instants_ns: list[int] = []
         # the begin (ns), the end (ns) and the name of each hook at the begin or end of an epoch
@@ -187,11 +189,24 @@ class Timeline:
         self.mark(OUTSIDE)
         self._is_outside = True
         self._choose_note()
+        self.left_step()
+
+    def is_outside_for(self, what: str) -> bool:
+        """Return whether the loop has left the step for ``what``. Other threads may ask, too."""
+        return (
+            self._is_outside
+            and bool(self.went_outside)
+            and self.went_outside[-1][1] == what
+        )
 
     def stop(self) -> None:
         """Drop all further marks."""
         self._is_stopped = True
         self._choose_note()
+
+
+def _do_nothing() -> None:
+    """Do nothing when the loop leaves a step, unless an instrument waits for that."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,108 @@
+"""Finds the line of the program in which validations spend most of their time, by samples of the thread's stack."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from threading import Event, Thread, get_ident
+
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.user_code import user_lines
+from lm_profiler.record.operator_calls import CodeLine
+from lm_profiler.record.run_record import VALIDATION
+
+# Sampling costs some 0.1 ms each time, which is 1 % of a validation.
+_EVERY_S = 0.01
+_FEWEST_SAMPLES = 8
+_LARGE_SHARE = 0.5  # of the samples
+
+# the lines of the program on the stack, the outermost first
+_Stack = tuple[CodeLine, ...]
+
+
+class ValidationLines(Instrument):
+    """Samples the stack of the training thread during validations.
+
+    A thread of its own samples. It sleeps until the loop leaves its steps, so it does not disturb them.
+    """
+
+    name = "lines of validation"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._training_thread = get_ident()
+        self._stacks: Counter[_Stack] = Counter()
+        self._has_left_step = Event()
+        self._stage_is_over = Event()
+        self._sampler: Thread | None = None
+
+    def begin(self, stage: str) -> None:
+        self._stage_is_over.clear()
+        self._has_left_step.clear()
+        self._timeline.left_step = self._has_left_step.set
+        self._sampler = Thread(target=self._sample, name=self.name, daemon=True)
+        self._sampler.start()
+
+    def end(self, stage: str) -> None:
+        self._stop()
+        self.facts["validation_line"] = costliest_line(self._stacks)
+
+    def discard(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        sampler = self._sampler
+        self._sampler = None
+        if sampler is not None:
+            self._stage_is_over.set()
+            self._has_left_step.set()
+            sampler.join()
+
+    def _sample(self) -> None:
+        is_over = self._stage_is_over.is_set
+        while not is_over():
+            self._has_left_step.wait()
+            self._has_left_step.clear()
+            while not is_over() and self._timeline.is_outside_for(VALIDATION):
+                frame = sys._current_frames().get(self._training_thread)
+                if frame is not None:
+                    lines = [CodeLine(*line) for line in user_lines(frame)]
+                    self._stacks[tuple(lines)] += 1
+                del frame  # it would keep the objects of the functions alive
+                time.sleep(_EVERY_S)
+
+
+def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
+    """Return the main line of the innermost function that is on at least half of the ``stacks``; None without one.
+
+    ``stacks`` has the number of samples of each stack.
+    """
+    samples = sum(stacks.values())
+    if samples < _FEWEST_SAMPLES:
+        return None
+    samples_by_function: Counter[tuple[str, str]] = Counter()
+    depths: Counter[tuple[str, str]] = Counter()  # of the innermost call, added up
+    for stack, count in stacks.items():
+        depth_by_function: dict[tuple[str, str], int] = {}
+        for depth, line in enumerate(stack):
+            depth_by_function[line.file, line.function] = depth
+        for function, depth in depth_by_function.items():
+            samples_by_function[function] += count
+            depths[function] += count * depth
+    candidates = {
+        function: depths[function] / count
+        for function, count in samples_by_function.items()
+        if count >= _LARGE_SHARE * samples
+    }
+    if not candidates:
+        return None
+    innermost = max(candidates, key=candidates.__getitem__)
+    samples_by_line: Counter[CodeLine] = Counter()
+    for stack, count in stacks.items():
+        for line in dict.fromkeys(stack):
+            if (line.file, line.function) == innermost:
+                samples_by_line[line] += count
+    return samples_by_line.most_common(1)[0][0]
