@@ -74,7 +74,7 @@ class SweepRequest:
         repeats: Number of runs of each cell. In each round, all cells run once, in random order.
         seed: Seed of this random order.
         timeout_s: Time limit of a cell in seconds; if not given, there is none.
-        name: Name of the sweep; if not given, the file's.
+        name: Name of the sweep; if not given, that of the file.
         log_dir: Folder of all runs.
         devices: GPUs as in CUDA_VISIBLE_DEVICES, each for one cell at a time; [0,1],[2,3] are two pairs of GPUs.
         part: Run a part of the cells, such as 2/8; in a job array, for example, each task runs its own part.

@@ -34,7 +34,7 @@ class AttentionAlone(LightningModule):
         is_causal: Whether a token does not see later tokens.
         compile: Compile the attention function with torch.compile.
         flush_cache: Overwrite 256 MiB before each pass, so that no cache holds Q, K and V, as `triton.testing.do_bench`
-            does. The time of this is in no pass; the 256 MiB are in all figures of memory.
+            does. The time of a pass excludes this; all figures of memory include the 256 MiB.
     """
 
     model: LoneAttention

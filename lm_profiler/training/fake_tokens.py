@@ -191,7 +191,7 @@ class FakeTokens(LightningDataModule):
         if isinstance(module_size, int) and self.vocab_size > module_size:
             raise UsageError(
                 f"data.vocab_size: expected at most the model's {module_size}, given {self.vocab_size}; "
-                "leave data.vocab_size out, to follow the model"
+                "leave data.vocab_size out to use the number of the model"
             )
         return self.vocab_size
 

@@ -102,20 +102,20 @@ class LanguageModel(LightningModule):
     It logs nothing by default: one `self.log` costs about 200 µs a step.
 
     Args:
-        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B; or by its source, as cs336-2026/xl,
-            llama3/8B, llama3.2/1B, qwen3/0.6B or gpt2/small.
-        d_model: Width of the residual stream; the preset's if not given.
-        d_ff: Width inside the feed-forward layer; the preset's if not given.
-        num_layers: Number of blocks; the preset's if not given.
-        num_heads: Number of attention heads, a divisor of d_model; the preset's if not given.
-        num_kv_heads: Heads of keys and values, a divisor of num_heads, that groups of query heads share (grouped-query
-            attention); the preset's if not given.
-        head_width: Width of a head; the preset's, or d_model / num_heads, if not given.
-        vocab_size: Number of token ids, also in the generated data; the preset's if not given.
-        tied_embeddings: Use the token embedding as the LM head's matrix too; the preset's if not given.
+        size: Preset with the dimensions: small, medium, large, xl or 2.7B; or a preset of another source, such as
+            cs336-2026/xl, llama3/8B, llama3.2/1B, qwen3/0.6B or gpt2/small.
+        d_model: Width of the residual stream; if not given, that of the preset.
+        d_ff: Width inside the feed-forward layer; if not given, that of the preset.
+        num_layers: Number of blocks; if not given, that of the preset.
+        num_heads: Number of attention heads, a divisor of d_model; if not given, that of the preset.
+        num_kv_heads: Number of heads of keys and values, each of which a group of query heads shares (grouped-query
+            attention); a divisor of num_heads. If not given, that of the preset.
+        head_width: Width of a head; if not given, that of the preset, or else d_model / num_heads.
+        vocab_size: Number of token ids, also in the generated data; if not given, that of the preset.
+        tied_embeddings: Use the token embedding also as the matrix of the LM head; if not given, as in the preset.
         num_experts: Number of experts per block (mixture of experts): feed-forward layers of width d_ff, among which a
-            router chooses. 0 for a single layer without a router; the preset's if not given.
-        experts_per_token: Number of experts that process each token; the preset's, or 2, if not given.
+            router chooses. 0 means a single layer without a router. If not given, that of the preset.
+        experts_per_token: Number of experts that process each token; if not given, that of the preset, or else 2.
         fp8: Multiply the matrices of attention and SwiGLU in FP8 (8-bit floats), on a GPU that supports it.
         attention: `sdpa` is PyTorch's fused attention, `math` computes scores, mask and softmax one by one;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
@@ -123,7 +123,7 @@ class LanguageModel(LightningModule):
         checkpoint_every: Keep only the input of each group of this many blocks; [8, 2] nests groups of 2 blocks within
             groups of 8.
         compile: Compile the Transformer with torch.compile.
-        compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
+        compile_mode: Mode of torch.compile, such as reduce-overhead; used only if compile is true.
         loss: `plain` computes all logits at once; `chunked` computes the logits of 1,024 tokens at a time, and again in
             the backward pass, which saves memory.
         optimizer: adamw, sgd; `muon` updates the matrices of the blocks with Muon and the rest with AdamW; `none` runs

@@ -20,8 +20,9 @@ class TorchOptions:
 
     Args:
         compile: Compile the parts of the module with torch.compile.
-        compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        float32_matmul_precision: Multiply float32 in full precision (highest), as TF32 (high) or bf16 (medium).
+        compile_mode: Mode of torch.compile, such as reduce-overhead; used only if compile is true.
+        float32_matmul_precision: Multiply float32 matrices in full precision (highest), as TF32 (high), or as bf16
+            (medium).
     """
 
     compile: bool = False

@@ -320,7 +320,7 @@ class PackedTrace:
     def steps_window(self) -> tuple[int, int]:
         """Return when the first step begins and when the last one ends; ValueError if there is no whole step."""
         if not self.steps:
-            raise ValueError("the trace has no whole step")
+            raise ValueError("the trace has no complete step")
         return self.steps[0].start, max(step.end for step in self.steps)
 
     def device_rows(self) -> Iterator[DeviceRow]:

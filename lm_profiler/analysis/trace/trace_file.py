@@ -76,7 +76,7 @@ def trace_events(
         gzip.BadGzipFile,
         RecursionError,
     ) as error:
-        raise ValueError(f"{path}: not a whole trace: {error}") from None
+        raise ValueError(f"{path}: not a complete trace: {error}") from None
 
 
 def _opened(path: Path) -> TextIO:

@@ -201,7 +201,7 @@ def test_two_processes_on_one_device_are_refused_and_without_a_device_told_apart
 def test_what_has_no_work_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"it has|not a whole trace") as refused:
+    with pytest.raises(ValueError, match=r"it has|not a complete trace") as refused:
         read_any_trace(path)
     assert "\n" not in str(refused.value)
 
