@@ -475,7 +475,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
 
 def _iterator_text(settings: Settings) -> str:
     """Return the advice for a loop that makes a new iterator of its loader for each batch."""
-    effect = "puts all samples in order again"
+    effect = "determines the order of all samples again"
     if settings.num_workers:
         effect += " and starts all workers again"
     return (
