@@ -429,6 +429,7 @@ def switches(loop: Loop) -> Settings:
         compiled=loop.is_compiled,
         num_workers=getattr(loader, "num_workers", None),
         restarts_loader=loop.restarts_loader,
+        validates_with_gradients=loop.validates_with_gradients,
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(loop.ranks_of_host, 1), 1),

@@ -139,6 +139,10 @@ class HookedLoop:
         return None if self.marks is None else self.marks.restarts_loader
 
     @property
+    def validates_with_gradients(self) -> bool | None:
+        return None if self.marks is None else self.marks.validates_with_gradients
+
+    @property
     def module(self) -> nn.Module:
         if len(self.modules) == 1:
             return _unwrapped(self.modules[0])

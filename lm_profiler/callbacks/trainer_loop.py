@@ -81,6 +81,10 @@ class TrainerLoop:
         return False  # the Trainer keeps its iterator for an epoch
 
     @property
+    def validates_with_gradients(self) -> bool:
+        return False  # the Trainer validates without gradients
+
+    @property
     def module(self) -> LightningModule:
         module: LightningModule = self.trainer.lightning_module
         return module

@@ -47,6 +47,8 @@ class Settings(Part):
     num_workers: int | None = None
     # whether nearly each step begins a new pass over the loader's data
     restarts_loader: bool | None = None
+    # whether autograd records a graph in validations
+    validates_with_gradients: bool | None = None
     # whether the loader keeps its workers from epoch to epoch
     persistent_workers: bool | None = None
     cores: int | None = None  # CPU cores that this process may use for its loader

@@ -562,6 +562,12 @@ def test_a_batch_of_many_small_tensors_needs_fewer_of_them() -> None:
     assert "1,700 tensors" in remedy
 
 
+def test_a_validation_that_records_a_graph_needs_none() -> None:
+    record = made(loop="own", settings=Settings(validates_with_gradients=True), **outside("validation", 2.0, 4, 0.05))
+    remedy = remedy_of(findings_of(record)[0], record)
+    assert "torch.no_grad()" in remedy
+
+
 @pytest.mark.parametrize("workers, starts_workers", [(0, False), (2, True)])
 def test_a_loader_that_the_loop_restarts_needs_no_more_workers(workers: int, starts_workers: bool) -> None:
     settings = Settings(num_workers=workers, cores=8, restarts_loader=True)

@@ -260,6 +260,22 @@ def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restart
     assert run.record.settings.restarts_loader is restarts
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> None:
+    model, optimizer = trained()
+    rows = torch.ones(40, 4)
+    with profile_with(options(), [optimizer]) as run:
+        for batch in run.data(rows.view(20, 2, 4)):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.set_grad_enabled(with_gradients):
+                model(batch)
+            model.train()
+    assert run.record.settings.validates_with_gradients is with_gradients
+
+
 def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer() -> None:
     model, optimizer = parts = trained()
     attributes = vars(model).keys() | vars(optimizer).keys()

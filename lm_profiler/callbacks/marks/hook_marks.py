@@ -165,6 +165,9 @@ class HookMarks:
         self._ended_steps = 0
         self._steps_with_loader = 0
         self._steps_with_forward = 0
+        # calls of models in validations, and those for which autograd recorded a graph
+        self._validation_calls = 0
+        self._validation_calls_with_gradients = 0
         # for ``restarts_loader``
         self._ids_of_datasets: set[int] = set()  # of which a pass has begun
         self._repeated_passes = 0  # begun over a dataset that had one before
@@ -438,6 +441,13 @@ class HookMarks:
         abandoned_passes = self._repeated_passes - self._finished_passes
         return abandoned_passes >= _LARGE_SHARE_OF_STEPS * self._steps_with_loader
 
+    @property
+    def validates_with_gradients(self) -> bool | None:
+        """Whether autograd records a graph in validations, as it does without ``torch.no_grad()``; None without any."""
+        if self._validation_calls == 0:
+            return None
+        return 2 * self._validation_calls_with_gradients > self._validation_calls
+
     def _note_loop_begin(self, iterator: Any) -> None:
         """Note which loop fetches a batch now.
 
@@ -483,6 +493,8 @@ class HookMarks:
             is_rollout = module.training and self._has_rollouts_before_steps()
             if not is_rollout:
                 self._go_outside(VALIDATION)
+                self._validation_calls += 1
+                self._validation_calls_with_gradients += torch.is_grad_enabled()
             return
         if not torch.is_grad_enabled():
             # A call within a step, for example to make the batch, is no forward pass.
