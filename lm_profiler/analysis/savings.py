@@ -68,6 +68,11 @@ _BUSY_TRIAL_FACTOR = 0.5
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
+_DISPATCH_MODE = (
+    "PythonDispatchMode"  # torch's name of the code of such a mode in a trace
+)
+# A mode costs more than its own code: without FlopCounterMode, a step was shorter by 1.9 times that.
+_DISPATCH_MODE_FACTOR = 2.0
 # samples: a smaller batch is expected to grow to this size, if memory allows
 _USUAL_BATCH = 8
 _SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
@@ -903,14 +908,28 @@ def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_diagnostics(costs: StepCosts) -> Iterator[Finding]:
-    """Find diagnostics that cost time: anomaly detection, and the Trainer's own profiler."""
+    """Find diagnostics that cost time: anomaly detection, a dispatch mode, and the Trainer's own profiler."""
     if costs.settings.anomalies:
         compute_s = sum(costs.mean_s(phase) for phase in _MODEL_PHASES)
         yield costs.finding("anomalies", compute_s)
+    mode_s = _dispatch_mode_s(costs)
+    yield costs.finding("dispatch_mode", mode_s, high_s=_DISPATCH_MODE_FACTOR * mode_s)
     if costs.settings.profiler is not None:
         yield costs.finding(
             "profiler", costs.step_s, may=True, owner=costs.settings.profiler
         )
+
+
+def _dispatch_mode_s(costs: StepCosts) -> float:
+    """Return the seconds in which the code of a ``TorchDispatchMode`` ran at the operators of the traced steps."""
+    if costs.record.waterfall is None:
+        return 0.0
+    seconds = 0.0
+    for term in costs.record.waterfall.terms:
+        for contributor in term.contributors:
+            if contributor.what.endswith(_DISPATCH_MODE):
+                seconds += contributor.seconds
+    return seconds
 
 
 def find_syncs(costs: StepCosts) -> Iterator[Finding]:

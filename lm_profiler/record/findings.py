@@ -211,7 +211,8 @@ FindingName = Literal[
     "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
     "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work", "unfused",
+    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work", "unfused", "cancelled",
+    "dispatch_mode",
 ]  # fmt: skip
 
 
@@ -356,6 +357,7 @@ class NeedlessWork(Part):
 # Why operators of a step may be needless; each reason is the name of its finding.
 NeedlessReason = Literal[
     "unused",  # nothing reads their results
+    "cancelled",  # their results are multiplied by zero
     "repeated",  # the step has computed the same before
     "constant",  # each step computes the same
     "zeros",  # products in which nearly all elements of a factor are zero

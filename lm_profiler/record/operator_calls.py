@@ -68,6 +68,7 @@ class OperatorCall:
     # whether it broadcasts small tensors to a far larger one, such as two columns to the table of all their pairs
     broadcasts: bool = False
     makes_double: bool = False  # whether its largest result is of float64
+    multiplies_by_zero: bool = False  # whether it multiplies a tensor by the number 0
     product: Product | None = None  # its factors, if it is a matrix product
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0

@@ -61,6 +61,13 @@ def syncs() -> dict[str, Any]:
     return {"waterfall": waterfall, "syncs": [Sync(file="a.py", line=3, function="f", count=9, call=".item()")]}
 
 
+def in_dispatch_mode() -> Waterfall:
+    modes = [Contributor(module="net", what="PythonDispatchMode", count=9.0, seconds=0.02),
+             Contributor(module=None, what="backward: PythonDispatchMode", count=9.0, seconds=0.01)]  # fmt: skip
+    term = Term(name="beyond_bandwidth", seconds=0.03, contributors=modes)
+    return fall(ideal=60.0).model_copy(update={"terms": [term, *fall(ideal=60.0).terms]})
+
+
 def with_needless(*works: tuple[NeedlessKind, str, float]) -> Waterfall:
     needless = [
         NeedlessWork(kind=kind, phase=phase, what="net (Net)", count=1.0, seconds=seconds)
@@ -198,6 +205,12 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a loop over samples": ("looped", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("looped"))),
     "a layer on edges": ("gathered", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("gathered"))),
     "permuted tensors": ("copied", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("copied"))),
+    "Python code at each operator": (
+        "dispatch_mode", 30.0, made({"forward": 60.0, "backward": 40.0}, waterfall=in_dispatch_mode())
+    ),
+    "a loss whose weight is zero": (
+        "cancelled", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("cancelled"))
+    ),
     "an activation function of many operators": (
         "unfused", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unfused"))
     ),

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from lm_profiler.analysis.dataflow.attention import calls_on_scores
+from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
     layers_on_copied_rows,
@@ -96,6 +97,8 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     liveness = liveness_of(step)
     dead = _dead_calls_of_model(step, liveness)
     yield "unused", dict.fromkeys(dead, 1.0), None
+    cancelled = dict.fromkeys(cancelled_calls(step), 1.0)
+    yield "cancelled", cancelled, line_of_cancelled(step, cancelled)
     yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
     repeated = repeated_calls(step, dead)
     yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)

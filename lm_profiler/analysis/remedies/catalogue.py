@@ -804,6 +804,13 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "cancelled",
+        _on_operators(
+            "Skip the computation in {code} while its weight is zero: the result is multiplied by 0."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "constant",
         _on_operators(
             "Compute the result of {code} once, before training: it is the same in each step."
@@ -943,6 +950,12 @@ REMEDIES: Sequence[Remedy] = (
         "clip",
         "Clip gradients with foreach operators, or check whether clipping is necessary.",
         likely_share=0.5,
+    ),
+    Remedy(
+        "dispatch_mode",
+        "Leave torch's dispatch mode, such as FlopCounterMode, out of most training steps: it runs Python code at each "
+        "operator.",
+        likely_share=0.95,
     ),
     Remedy(
         "anomalies",

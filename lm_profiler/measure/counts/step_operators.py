@@ -185,6 +185,7 @@ class StepOperators:
                 size=max(input_elements, result_elements),
                 broadcasts=_broadcasts(operator, inputs, largest_result),
                 makes_double=_makes_double(largest_result),
+                multiplies_by_zero=_multiplies_by_zero(name, args),
                 product=product_of_call(name, args, self._storages),
                 zero_rows=zero_rows_of_table(name, largest_result),
             )
@@ -343,6 +344,13 @@ def _broadcasts(
     # A tensor that ``expand`` has made holds no more elements than its storage.
     elements_held = [min(tensor.numel(), stored_elements(tensor)) for tensor in inputs]
     return largest_result.numel() >= _BROADCAST_GROWTH * max(elements_held)
+
+
+def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a call multiplies a tensor by the number 0, and writes to none of its arguments."""
+    if name != "aten::mul":
+        return False
+    return any(isinstance(factor, (int, float)) and factor == 0 for factor in args)
 
 
 def _makes_double(largest_result: Tensor | None) -> bool:

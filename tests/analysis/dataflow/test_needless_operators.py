@@ -234,6 +234,28 @@ def costly_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels) + penalty(hidden)
 
 
+def penalty_without_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The weight of a loss is zero, and the loss is computed by a frozen network, too."""
+    logits = step.net.head(hidden)
+    penalty = (0.0 * difference_to_frozen(step, hidden)).mean()  # here
+    return functional.cross_entropy(logits, labels) + penalty
+
+
+def difference_to_frozen(step: Step, hidden: Tensor) -> Tensor:
+    with torch.no_grad():
+        reference = step.frozen(hidden)
+    difference = reference - hidden
+    return torch.exp(difference) - difference - 1.0
+
+
+def logged_penalty_without_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The program also keeps the value of the loss."""
+    reference = step.frozen(hidden.detach())
+    penalty = (reference - hidden).square()
+    step.last_penalty = penalty.detach().mean()  # type: ignore[attr-defined]
+    return plain(step, hidden, labels) + (0.0 * penalty).mean()
+
+
 def costly_line(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The function has layers, the line has none. It is between two of them."""
     gate = hidden.softmax(0).softmax(1).softmax(0).softmax(1).softmax(0).softmax(1).softmax(0).softmax(1)  # here
@@ -277,6 +299,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (loop_over_samples, "looped", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (permuted_copies, "copied", "forward"),
+        (penalty_without_weight, "cancelled", "backward"),
         (costly_penalty, "side_work", "backward"),
         (costly_line, "unfused", "backward"),
         (norms_of_weights, "side_work", "backward"),
@@ -418,6 +441,11 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
     step.last_probabilities = logits.detach().softmax(-1)  # type: ignore[attr-defined]
     return functional.cross_entropy(logits, labels)
+
+
+def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:
+    reasons = [found.reason for found in Step().needless(logged_penalty_without_weight)]
+    assert "cancelled" not in reasons
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Finds computations whose results are multiplied by the number zero, such as a loss whose weight is zero."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from lm_profiler.record.operator_calls import CodeLine, StepCalls
+
+_FORWARD = "forward"
+# A line computes only what is cancelled if at least this share of its time is spent on it.
+_NEARLY_ALL = 0.9
+
+
+def cancelled_calls(step: StepCalls) -> list[int]:
+    """Return the calls of forward that only reach the loss multiplied by zero, and the calls of their backward passes.
+
+    A result that the program keeps, or that Python reads, is left out.
+    """
+    zero_products: set[int] = set()
+    for number, call in enumerate(step.calls):
+        if call.phase == _FORWARD and call.multiplies_by_zero:
+            zero_products.add(number)
+    if not zero_products:
+        return []
+    cancelled: set[int] = set()
+    # The readers of a result come after the call that makes it.
+    for number in reversed(range(len(step.calls))):
+        if step.calls[number].phase == _FORWARD and number not in zero_products:
+            ends = zero_products | cancelled
+            if _is_read_only_by(step, number, ends):
+                cancelled.add(number)
+    calls: list[int] = []
+    for number in sorted(cancelled):
+        calls += step.with_backward(number)
+    return calls
+
+
+def line_of_cancelled(step: StepCalls, cancelled: Collection[int]) -> CodeLine | None:
+    """Return the outermost line that leads to most of the ``cancelled`` calls, and to hardly any others."""
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    cancelled_s: defaultdict[CodeLine, float] = defaultdict(float)
+    for number, call in enumerate(step.calls):
+        if call.phase == _FORWARD:
+            for line in dict.fromkeys(call.lines):
+                seconds[line] += call.seconds
+                if number in cancelled:
+                    cancelled_s[line] += call.seconds
+    costliest: CodeLine | None = None
+    # of lines with the same time, the first one is the outermost
+    for line, line_s in cancelled_s.items():
+        is_only_for_it = line_s >= _NEARLY_ALL * seconds[line]
+        is_costlier = costliest is None or line_s > cancelled_s[costliest]
+        if is_only_for_it and is_costlier:
+            costliest = line
+    return costliest
+
+
+def _is_read_only_by(step: StepCalls, number: int, readers: set[int]) -> bool:
+    """Return whether something reads the results of call ``number``, and only ``readers`` or their backward passes."""
+    call = step.calls[number]
+    if call.is_host_read or not step.trained.isdisjoint(call.writes):
+        return False
+    has_reader = False
+    is_saved_for_backward = False
+    for storage in call.writes:
+        for reader in step.readers.get(storage, ()):
+            forward = step.calls[reader].forward
+            if reader == number:
+                continue
+            if reader not in readers and forward not in {number, *readers}:
+                return False
+            has_reader = True
+            is_saved_for_backward = is_saved_for_backward or forward is not None
+    # What autograd saves outlives forward, too, but the program does not keep it.
+    is_kept = not step.kept.isdisjoint(call.writes) and not is_saved_for_backward
+    return has_reader and not is_kept
