@@ -518,7 +518,7 @@ def _costliest_part(finding: Finding) -> str:
     """Return the end of a sentence that names the line with most of the time; empty if it is unknown."""
     if not finding.file:
         return ""
-    return f", or make {_place(finding)} faster, which takes most of the time"
+    return f": most of the time is spent in {_place(finding)}"
 
 
 def _reload_text(finding: Finding, settings: Settings) -> str:
