@@ -66,6 +66,15 @@ class CallsOfStep:
             earlier_inputs.append(_Inputs(arguments))
         return False
 
+    def forget_trained(self, optimizer: Any) -> None:
+        """Forget the calls of modules whose weights ``optimizer`` has just changed: they compute something else now."""
+        ids_of_changed = set[int]()
+        for group in optimizer.param_groups:
+            ids_of_changed.update(map(id, group["params"]))
+        for module in list(self._inputs):
+            if any(id(weight) in ids_of_changed for weight in module.parameters()):
+                del self._inputs[module]
+
     def clear(self) -> None:
         """Forget all calls, because the next step begins."""
         self._inputs.clear()

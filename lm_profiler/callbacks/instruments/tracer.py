@@ -188,6 +188,10 @@ class ModuleRanges:
 
         open_ranges_with(self._part_range)
 
+    def leave_optimizer_step(self, optimizer: Any, *hook_arguments: Any) -> None:
+        """Forget the calls of the modules that ``optimizer`` trains."""
+        self._calls.forget_trained(optimizer)
+
     def end_step(self) -> None:
         """Forget the calls of the step that ends."""
         self._calls.clear()
@@ -342,6 +346,10 @@ class Tracer(Instrument):
         modules = ModuleRanges(self.guard)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
+        after_step = register_optimizer_step_post_hook(
+            self.guard.wrap(modules.leave_optimizer_step)
+        )
+        self._undo.callback(after_step.remove)
         self._modules = modules
         self._give_way_to_others()
 

@@ -24,3 +24,16 @@ def test_only_the_same_inputs_of_one_module_in_one_step_are_a_repetition() -> No
     for arguments in ((x, cache), (x, cache), ("text",), ("text",)):  # without a tensor nothing is computed
         assert not calls.add(module, arguments, {})
     assert not any(calls.add(module, (torch.ones(2),), {}) for _ in range(3))
+
+
+def test_after_a_step_of_its_optimizer_a_module_computes_something_else() -> None:
+    """As a generator, that is trained between two calls on the same noise."""
+    calls = CallsOfStep()
+    module, other_module = nn.Linear(2, 2), nn.Linear(2, 2)
+    x = torch.ones(2)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    calls.add(module, (x,), {})
+    calls.add(other_module, (x,), {})
+    calls.forget_trained(optimizer)
+    assert not calls.add(module, (x,), {})
+    assert calls.add(other_module, (x,), {})
