@@ -26,6 +26,8 @@ def repeated_calls(
         by the number of the call, the line of the program that repeats the computation.
     """
     repeated: dict[int, CodeLine | None] = {}
+    # the later calls whose first call has a backward pass, too
+    with_two_backward_passes: list[int] = []
     pairs_in_backward: list[tuple[int, int]] = []
     for first, later in _pairs_of_equal_value(step):
         if first in dead:
@@ -34,7 +36,10 @@ def repeated_calls(
             pairs_in_backward.append((first, later))
         elif not _is_any_changed(step, first, later):
             repeated[later] = _line_of_repetition(step, first, later)
-    for later in [*repeated]:
+            if step.backward_of.get(first):
+                with_two_backward_passes.append(later)
+    # If the first call has no backward pass, that of the later one is needed.
+    for later in with_two_backward_passes:
         for backward in step.backward_of.get(later, ()):
             repeated[backward] = repeated[later]
     # the rest is repeated in backward alone, by a second backward pass

@@ -443,6 +443,18 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, labels)
 
 
+def sampled_before(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The same layers run first without gradients, such as for samples that are shown."""
+    with torch.no_grad():
+        step.last_probabilities = step.net.head(step.net.block(hidden)).softmax(-1)  # type: ignore[attr-defined]
+    return functional.cross_entropy(step.net.head(step.net.block(hidden)), labels)
+
+
+def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
+    found = {operators.reason: operators for operators in Step().needless(sampled_before)}["repeated"]
+    assert set(found.phase_shares) == {"forward"}
+
+
 def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:
     reasons = [found.reason for found in Step().needless(logged_penalty_without_weight)]
     assert "cancelled" not in reasons
