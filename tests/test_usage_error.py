@@ -36,6 +36,6 @@ def test_a_size_that_is_none_is_answered_with_a_near_one_or_with_the_way_to_give
     with pytest.raises(UsageError) as error:
         check_size_name(size)
     assert ("did you mean" in str(error.value)) == (right is not None)
-    assert ("give d_model" in str(error.value)) == (right is None)
+    assert ("set d_model" in str(error.value)) == (right is None)
     if right is not None:
         assert str(error.value).endswith(f"did you mean {right}?")

@@ -68,6 +68,9 @@ _BUSY_TRIAL_FACTOR = 0.5
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
+_CLOSURE_OPTIMIZER = (
+    "LBFGS"  # calls the model and backward itself, several times per step
+)
 _DISPATCH_MODE = (
     "PythonDispatchMode"  # torch's name of the code of such a mode in a trace
 )
@@ -1048,6 +1051,9 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
     floor = costs.record.floors.get("optimizer")
     if floor is None or not floor.flops:
         return
+    model = costs.record.model
+    if model is not None and _CLOSURE_OPTIMIZER in model.optimizers:
+        return  # the products are those of the model, which the optimizer calls
     # Without a waterfall, the whole optimizer counts: its products are most of it.
     products_s = costs.regular_s("optimizer", clock="time")
     if costs.record.waterfall is not None:

@@ -381,10 +381,16 @@ class Attachment:
             if loop.device.type == "cuda":
                 torch.cuda.synchronize(loop.device)
 
+        # On the CPU, the time that the thread ran is not lengthened by other programs.
+        clock = time.thread_time_ns
+        if loop.device.type != "cpu":
+            clock = time.perf_counter_ns
+
         def make() -> StepOperators:
             return StepOperators(
                 lambda: (loop.module, loop.optimizers),
                 wait,
+                clock,
                 sees_all=loop.world_size == 1,
                 report=self.report,
             )

@@ -615,9 +615,24 @@ class OutsideSteps(Part):
         "owner", "text", "class and hook whose code took the time", default=None
     )
     # the line of the program in which most of the time was spent, and its function; None if unknown
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
+    file: str | None = figure(
+        "file",
+        "text",
+        "file of the line in which most of the time was spent",
+        default=None,
+    )
+    line: int | None = figure(
+        "line",
+        "count",
+        "number of the line in which most of the time was spent",
+        default=None,
+    )
+    function: str | None = figure(
+        "function",
+        "text",
+        "function of the line in which most of the time was spent",
+        default=None,
+    )
 
 
 ASLEEP = Figure(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import compared
 import pytest
 from made_facts import busy, fall, line, made, owned, thread
 
@@ -579,6 +580,13 @@ def test_a_validation_that_records_a_graph_needs_none() -> None:
     record = made(loop="own", settings=Settings(validates_with_gradients=True), **outside("validation", 2.0, 4, 0.05))
     remedy = remedy_of(findings_of(record)[0], record)
     assert "torch.no_grad()" in remedy
+
+
+def test_products_of_a_closure_are_not_those_of_its_optimizer() -> None:
+    record = CASES["an optimizer that multiplies matrices"][2]
+    model = compared.MODEL.model_copy(update={"optimizers": ["LBFGS"]})
+    assert "optimizer_products" in {found.name for found in findings_of(record)}
+    assert "optimizer_products" not in {found.name for found in findings_of(record.model_copy(update={"model": model}))}
 
 
 @pytest.mark.parametrize("workers, starts_workers", [(0, False), (2, True)])

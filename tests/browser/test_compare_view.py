@@ -141,7 +141,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(compare: Callable[...,
 def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab]) -> None:
     tab = compare(RUN, MARKUP)
     card = tab.card("B against A")
-    expect(card).to_contain_text("Not the same work on the same device")
+    expect(card).to_contain_text("These runs did different work")
     expect(card).to_contain_text("→ a GPU")
     expect(card).not_to_contain_text("verdict")
     card.get_by_role("heading", name="Compare anyway").click()

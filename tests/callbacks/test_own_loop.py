@@ -260,6 +260,34 @@ def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restart
     assert run.record.settings.restarts_loader is restarts
 
 
+class Agent(nn.Module):
+    """Is called by a method of its own, as in reinforcement learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(4, 2)
+        self.critic = nn.Linear(4, 1)
+
+    def act(self, observations: Tensor) -> Tensor:
+        return self.actor(observations).sum() + self.critic(observations).sum()
+
+
+def test_steps_without_a_loader_begin_where_parts_of_the_model_are_called() -> None:
+    agent = Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+
+    def run_loop() -> None:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            agent.act(torch.ones(8, 4)).backward()
+            optimizer.step()
+
+    search = found(run_loop)
+    assert search.run is not None
+    assert search.run.record.status == "ok"
+    assert len(rows_of(search.run)) == 8
+
+
 @pytest.mark.parametrize("with_gradients", [True, False])
 def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> None:
     model, optimizer = trained()

@@ -505,7 +505,7 @@ def _validation_text(finding: Finding, settings: Settings) -> str:
 
 def _plain_validation_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about validation in a loop of the program's own."""
-    advice = "Validate less often, or on fewer batches"
+    advice = "Run the model without gradients (validation, acting) less often, or on fewer batches"
     if settings.validates_with_gradients:
         advice = (
             "Validate under torch.no_grad(), because autograd records a graph there now, or less often, "

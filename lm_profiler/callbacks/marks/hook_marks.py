@@ -588,6 +588,9 @@ class HookMarks:
         if has_stepped:
             # A step of the loop that began before the hooks were added does not count.
             self.counter.is_step_done = self._has_begun
+            if not self._has_begun and self._levels_left > 0:
+                # Neither a batch nor a call of a hooked module began the step: the program calls their children.
+                self._hook_children()
         timeline = self.timeline
         timeline.note((tape.OPTIMIZED, timeline.clock()))
 

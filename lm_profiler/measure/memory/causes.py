@@ -327,6 +327,8 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
         )
         plain_tensors = (tensor,) if is_plain else plain_tensors_of(tensor)
         for piece in plain_tensors:
+            if not _has_storage(piece):
+                continue
             storage = piece.untyped_storage()
             storage_device = storage.device
             is_on_device = storage_device == device or (
@@ -346,5 +348,14 @@ def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors_of(getattr(tensor, name))
-    elif tensor.layout is torch.strided:
+    elif tensor.layout is torch.strided and _has_storage(tensor):
         yield tensor
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` has memory of its own. In functions of ``torch.func``, tensors stand for others."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
-from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, holdings, split_by_cause
+from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, holdings, plain_tensors_of, split_by_cause
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -200,3 +200,14 @@ def test_accumulated_gradients_are_there_at_once_and_no_hook_is_left(loop: Loop)
     loop.reader.start()
     loop.reader.stop()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())
+
+
+def test_tensors_within_functions_of_torch_func_have_no_memory_of_their_own() -> None:
+    pieces: list[Tensor] = []
+
+    def loss(x: Tensor) -> Tensor:
+        pieces.extend(plain_tensors_of(x))
+        return x.square().sum()
+
+    torch.func.grad(loss)(torch.ones(3))
+    assert pieces == []
