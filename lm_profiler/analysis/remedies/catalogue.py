@@ -436,7 +436,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
     if settings.restarts_loader:
         return _iterator_text(settings)
-    prepare = "prepare (tokenize, pack) the data before training"
+    prepare = "prepare (decode, tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
         return f"Give the DataLoader more workers, or {prepare}."
@@ -528,6 +528,11 @@ def _reload_text(finding: Finding, settings: Settings) -> str:
 
 def _owner_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about an action, or a gap between phases, with the function that takes most of its time."""
+    if finding.phase == "optimizer":
+        return (
+            f"Make {_place(finding)} faster, for example with foreach operators: "
+            "most of the optimizer's time is spent there."
+        )
     owner = finding.owner or ""
     is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
     action = owner if is_gap else f"in {owner}"
