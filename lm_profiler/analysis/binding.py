@@ -20,12 +20,13 @@ from lm_profiler.record.parts import (
 from lm_profiler.record.run_record import EPOCH, Bound, TimeSummary, Verdict
 from lm_profiler.record.steps import StepRow
 
-# The share of the step from which on a cause counts as the bottleneck.
+# A cause counts as the bottleneck if its share of the step is at least this.
 INPUT = 1 / 3
-COMMUNICATION = 0.20  # of exposed communication
-MEMORY = 0.50  # of kernels limited by the memory bandwidth
-REMAINDER = 0.30  # of the program's own code, of the time between steps, of the time outside all phases
-STRAGGLER = 0.10  # that fixing a straggler saves; less than for other causes, because all ranks gain
+COMMUNICATION = 0.20  # share of exposed communication
+MEMORY = 0.50  # share of kernels limited by the memory bandwidth
+REMAINDER = 0.30  # share of the program's own code, of the time between steps, or of the time outside all phases
+# share that fixing a straggler saves; smaller than for other causes, because all ranks gain
+STRAGGLER = 0.10
 _HOST = 0.50  # share of the marks at which the device had already finished its work
 _IDLE = 0.30  # share of the traced steps in which the device was idle
 # A device that reaches this share of its peak computes, and does not wait.

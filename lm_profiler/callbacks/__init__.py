@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 _MODULES = {"TrainingProfiler": "profiling", "profiling_callbacks": "shortcut"}
-_OPTIONS = "instruments.profiling_options"  # the module of all others
+# the module of all other names of ``__all__``
+_OPTIONS = "instruments.profiling_options"
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.own_loop import loop_options
 from lm_profiler.callbacks.run_request import RunRequest, claim, parse_request
 
-# the owner that all ranks of such a loop claim the run for; a Trainer claims it with its number
+# the owner for which all ranks of such a loop claim the run; for a Trainer it is the Trainer's number
 _OWNER = "loop"
 
 

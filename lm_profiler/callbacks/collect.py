@@ -446,7 +446,7 @@ def switches(loop: Loop) -> Settings:
 
 
 def _updates_weight_by_weight(optimizers: Iterable[Any]) -> bool:
-    """Return whether an optimizer was told to update one weight after another (``foreach=False``)."""
+    """Return whether an optimizer is set to update one weight after another (``foreach=False``)."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group.get("foreach") is False and not group.get("fused"):

@@ -104,9 +104,11 @@ class RunMetrics:
 
     def _add_tokens(self, counted: CountedBatches | None) -> None:
         """Add the tokens of the counted batches; if those of a batch are unknown, the sum is unknown from then on."""
-        if counted is None or counted.tokens is None:
-            has_unknown_batches = counted is None or counted.steps > 0
-            if has_unknown_batches:
+        if counted is None:
+            self._tokens = None
+        elif counted.tokens is None:
+            # Without steps there was no batch whose tokens are unknown.
+            if counted.steps > 0:
                 self._tokens = None
         elif self._tokens is not None:
             self._tokens += counted.tokens

@@ -153,7 +153,7 @@ def find_modules(optimizer: Any) -> list[nn.Module]:
 
 
 def outermost_wrapper(module: nn.Module) -> nn.Module:
-    """Return what a program calls in place of ``module``: DDP around it, what the compiler made of it; or itself."""
+    """Return what a program calls in place of ``module``: DDP around it, its compiled form, or the module itself."""
     wrapper_classes: set[type] = set()
     for module_class in subclasses(nn.Module):
         if module_class.__name__ in (*WRAPPERS, _COMPILED):

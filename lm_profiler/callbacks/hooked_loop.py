@@ -111,21 +111,24 @@ class HookedLoop:
         return self._seen_precision()
 
     def _seen_precision(self) -> str:
-        """Return the precision, such as ``bf16-mixed``, as weights and the state of autocast show it."""
+        """Return the precision that the weights and the state of autocast show: ``bf16-mixed``, ``32-true``, …
+
+        Trained weights of several dtypes count as float32.
+        """
         dtypes = set()
         for module in self.modules:
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     dtypes.add(parameter.dtype)
-        weights = "32"
+        weight_precision = "32"
         if len(dtypes) == 1:
-            weights = _DTYPE_NAMES.get(dtypes.pop(), "32")
+            weight_precision = _DTYPE_NAMES.get(dtypes.pop(), "32")
         autocast = None if self.marks is None else self.marks.autocast
-        if autocast is not None and autocast.is_on and weights == "32":
+        if autocast is not None and autocast.is_on and weight_precision == "32":
             is_half_precision = autocast.dtype in (torch.bfloat16, torch.float16)
             if is_half_precision:
                 return f"{_DTYPE_NAMES[autocast.dtype]}-mixed"
-        return f"{weights}-true"
+        return f"{weight_precision}-true"
 
     @property
     def batches_per_step(self) -> int:

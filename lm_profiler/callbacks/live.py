@@ -14,7 +14,7 @@ from lm_profiler.record.quantities import MFU, TIMES
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepRow
 
-PREFIX = "lm_profiler/"  # of the names in a logger
+PREFIX = "lm_profiler/"  # the prefix of the names in a logger
 _LONGEST_ROW_NS = 10_000_000_000  # a row covers at most this time
 # columns of ``TimedSteps.seconds``
 _DATA = TIMED.index("data")
@@ -100,7 +100,7 @@ class LiveSums:
             self.peak_bytes = max(peak_bytes, self.peak_bytes or 0)
 
     def per_step(self, count_name: str) -> float | None:
-        """Return the mean per step of the field ``count_name`` of ``CountedBatches``; None if any of them lacks it."""
+        """Return the mean per step of the field ``count_name`` of ``CountedBatches``; None if one is unknown."""
         steps = 0
         total = 0
         for counted in self._batches:

@@ -56,7 +56,7 @@ class ProfiledLoop:
 
     def __init__(self, get_run: Callable[[], HookedRun | None]) -> None:
         self._get_run = get_run
-        self._open_loops = 0  # over ``data``
+        self._open_loops = 0  # the number of loops over ``data`` that have not ended
 
     @property
     def record(self) -> RunRecord | None:

@@ -305,7 +305,7 @@ class RunFinisher:
     # -- shared by all three
 
     def _measured(self, keep_trace: bool = True) -> Measured:
-        """Return the measurements; of an instrument that fails now, those from before."""
+        """Return the measurements; if an instrument fails now, those that it had made before."""
         measured: Measured | None = None
         if self.session is not None:
             session = self.session

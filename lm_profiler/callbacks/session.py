@@ -49,7 +49,7 @@ _WRITE_EVERY_NS = 1_000_000_000
 # least nanoseconds between two readings of memory and counters, which take some ten microseconds each
 _READ_EVERY_NS = 5_000_000
 
-_MOST_RECOMPILATIONS = 3  # that a note names
+_MOST_RECOMPILATIONS = 3  # the most recompilations that a note names
 
 # what may take time between steps, beside VALIDATION and EPOCH
 _CHECKPOINT = "checkpoint"
@@ -151,7 +151,7 @@ class Session:
     _written_rows: int = 0
     _last_reading_ns: int = 0  # when instruments were last read
     _planned_steps: int = 0  # the planned steps of the current stage
-    _peaks: Peaks = UNKNOWN  # the last that were read
+    _peaks: Peaks = UNKNOWN  # the peaks that were last read
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
     # the sizes of the batches of a step: an entry for each step in which they change
     _batch_counts: list[BatchCount] = field(default_factory=list)

@@ -30,7 +30,7 @@ from lm_profiler.record.quantities import count_text
 _SHARE_UNTIL_CHECK = 0.25
 
 _REDRAW_S = 0.5  # least seconds between two drawings on a terminal
-_WIDTH = 40  # that erases any line that is drawn
+_WIDTH = 40  # the number of blanks that erase any line
 
 
 @dataclass
@@ -101,7 +101,10 @@ class StoppingRule:
         return self._agree_on_check(steps, steps_until_check=0)
 
     def _agree_on_check(self, steps: int, steps_until_check: int) -> bool:
-        """Take over ``steps_until_check`` of rank 0, and note when to check next; return whether it is 0 (enough)."""
+        """Note when to check next, by the ``steps_until_check`` of rank 0, and return whether measuring stops.
+
+        It stops if rank 0's number is 0.
+        """
         agreed_steps = self.agree(steps_until_check)
         self.next_check = steps + agreed_steps
         self._has_stopped = agreed_steps == 0
@@ -130,7 +133,7 @@ class StageCounter:
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._stages_left: list[str] = []  # the current stage first
-        self.steps_left = 0  # of all stages
+        self.steps_left = 0  # steps left in all stages together
         for stage, count in steps.items():
             if count > 0:
                 self._stages_left.append(stage)

@@ -22,7 +22,7 @@ from lm_profiler.record.watch_files import (
     WatchWindow,
 )
 
-_STEPS_OF_WINDOW = 1000  # the fewest
+_STEPS_OF_WINDOW = 1000  # the fewest steps of a window
 # the size of the file with the last steps, which has 160,000 to 320,000 of them
 _LAST_STEPS_BYTES = 16 * 2**20
 _MOST_LINES = 10_000  # lines of each file that wait in memory while the disk is full

@@ -252,7 +252,7 @@ class WatchWriter:
         self.output.write_lines()
 
     def _move_known_causes(self, counters: Sequence[StepCounters]) -> None:
-        """Move the time of compilations and of pauses, in the ledger, from the parts of steps to terms of their own."""
+        """In the ledger, move the time of compilations and of pauses from the parts of steps to terms of their own."""
         compile_s = sum(step.compile_s or 0.0 for step in counters)
         self.ledger.move(compile_s, terms.COMPILING, terms.COMPILED_IN)
         for paused_term, paused_s in self._pauses:
@@ -401,7 +401,7 @@ class WatchWriter:
         return PARTS[part]
 
     def _check_for_pause(self, asleep_since_ns: int, cpu_s: float) -> None:
-        """Report it if the whole process was stopped, as by SIGSTOP or because the machine slept.
+        """If the whole process was stopped, for example by SIGSTOP or because the machine slept, report this.
 
         Args:
             asleep_since_ns: when this thread fell asleep; it should have been woken after a second.
@@ -491,7 +491,7 @@ class WatchWriter:
         self._stalled_place = ""
 
     def _book_stall(self, timed: TimedSteps) -> None:
-        """Move what the stalled step took beyond a usual step, in the ledger, from its longest part to stalled time."""
+        """In the ledger, move what the stalled step took beyond a usual one from its longest part to stalled time."""
         step_s = timed.host_s[:, -1]
         stalled_step = int(step_s.argmax())
         part_s = timed.host_s[stalled_step, :-1]

@@ -316,7 +316,7 @@ class Watching:
         self.guard.run(lambda: self._phases.leave_epoch())
 
     def _book_stages(self, stages: Session, epoch_s: float) -> None:
-        """Add the steps of the stages to the ledger, the first step apart; the end of the stages is our own time."""
+        """Add the steps of the stages to the ledger, the first as a term of its own, and their end as our own time."""
         spans = [
             *self._spans,
             *passed(
@@ -338,7 +338,7 @@ class Watching:
         self.passed(terms.INSTRUMENTS)
 
     def _book_first_step(self, host_s: Sequence[float], began_s: float) -> None:
-        """Move the first step, in the ledger, from the parts of steps to a term of its own.
+        """In the ledger, move the first step from the parts of steps to a term of its own.
 
         Compilations since it began go to another term. ``host_s`` are the seconds of its parts.
         """
@@ -434,16 +434,16 @@ class Watching:
         peak_bytes = self._peak_bytes(held_bytes)
         traced_steps = self._traced_steps
         self._traced_steps = []
-        readings, collections, compiled = self._reader.take()
+        taken = self._reader.take()
         counted = self._take_counts()
         return HandOver(
             now_ns=now_ns,
             marks=marks,
             skipped_steps=skipped_steps,
             spans=spans,
-            readings=readings,
-            collections=collections,
-            compilations=compiled,
+            readings=taken.readings,
+            collections=taken.collections,
+            compilations=taken.compilations,
             held_bytes=held_bytes,
             peak_bytes=peak_bytes,
             global_step=self.trainer.global_step,

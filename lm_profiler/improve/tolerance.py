@@ -73,30 +73,26 @@ def check_numbers(
     if a.numerics is not None and b.numerics is not None:
         gradient_error = b.numerics.gradient_error
 
-    limits = []
-    if has_same_batches and may_change != OTHER_BATCH:
-        tolerance = min(max(LOSS_TOLERANCE, chance), _LARGEST_BY_CHANCE)
-        limits.append(_Limit(subject="loss", distance=loss_error, tolerance=tolerance))
-    limits.append(
-        _Limit(
-            subject="gradients", distance=gradient_error, tolerance=GRADIENT_TOLERANCE
-        )
-    )
-    problems = []
-    if difference is not None and not free_batch:
-        problems.append("--global_batch free allows it")
-    if may_change == UNKNOWN:
-        problems += _training_differences(a, b)
-        limits += _step_limits(a, b, has_same_batches)
-    is_tolerated, reason = _verdict_and_reason(problems, limits)
-
     remarks = []
     if difference is not None:
         remarks.append(
             f"a step has {difference.size_b} {difference.unit} instead of {difference.size_a}"
         )
-    if reason is not None:
-        remarks.append(reason)
+    is_tolerated: bool | None
+    if difference is not None and not free_batch:
+        is_tolerated = False
+        remarks.append("--global_batch free allows it")
+    else:
+        limits = _limits(
+            loss_error, chance, gradient_error, has_same_batches, may_change
+        )
+        training_differences = []
+        if may_change == UNKNOWN:
+            training_differences = _training_differences(a, b)
+            limits += _step_limits(a, b, has_same_batches)
+        is_tolerated, reason = _verdict_and_reason(training_differences, limits)
+        if reason is not None:
+            remarks.append(reason)
     if is_tolerated is False and may_change == UNKNOWN:
         remarks.append("--accept_numerics accepts this")
     return NumericsCheck(
@@ -107,12 +103,32 @@ def check_numbers(
     )
 
 
+def _limits(
+    loss_error: float | None,
+    chance: float,
+    gradient_error: float | None,
+    has_same_batches: bool,
+    may_change: str | None,
+) -> list[_Limit]:
+    """Return the limits of the mean loss, if the losses can be compared, and of the gradients."""
+    limits = []
+    if has_same_batches and may_change != OTHER_BATCH:
+        tolerance = min(max(LOSS_TOLERANCE, chance), _LARGEST_BY_CHANCE)
+        limits.append(_Limit(subject="loss", distance=loss_error, tolerance=tolerance))
+    limits.append(
+        _Limit(
+            subject="gradients", distance=gradient_error, tolerance=GRADIENT_TOLERANCE
+        )
+    )
+    return limits
+
+
 def _verdict_and_reason(
-    problems: Sequence[str], limits: Sequence[_Limit]
+    training_differences: Sequence[str], limits: Sequence[_Limit]
 ) -> tuple[bool | None, str | None]:
     """Return whether the change is tolerated, with the reason if it is not, or None if a distance is unknown."""
     exceeded = [limit.excess_text for limit in limits if limit.is_exceeded]
-    problems = [*problems, *exceeded]
+    problems = [*training_differences, *exceeded]
     if problems:
         return False, problems[0]
     unknown = [limit.subject for limit in limits if limit.distance is None]

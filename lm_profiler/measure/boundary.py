@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 # the end of most messages: an instrument has failed, and the profile continues without it
 _TAKEN_OUT = "failed and was disabled"
-_MOST_CHARACTERS = 300  # that are shown of an error's message
+_MOST_CHARACTERS = 300  # the most characters of an error's message that are shown
 
 
 @dataclass(eq=False)

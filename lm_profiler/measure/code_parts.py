@@ -1,7 +1,7 @@
 """Lets a program mark parts of its own code, such as its loss, which then have rows of their own in the tables.
 
-Does not import torch, so that ``lm_profiler.part`` costs nothing where nothing is profiled. A part does nothing outside
-of timed and traced steps, and in code that torch.compile compiles.
+This module does not import torch, so that ``lm_profiler.part`` costs nothing where nothing is profiled. A part does
+nothing outside of timed and traced steps, and in code that torch.compile compiles.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-PART_TYPE = "part"  # in the name of a range, in place of the class of a module
+PART_TYPE = "part"  # takes the place of a module's class in the name of a part's range
 
 Opener = Callable[[str], AbstractContextManager[Any]]
 

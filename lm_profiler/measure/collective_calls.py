@@ -34,7 +34,7 @@ _TRIES = 20  # attempts to read two clocks at the same time; the closest pair co
 
 # How long to wait for durations: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second.
 _PATIENCE_S = 2.0
-_RETRY_S = 0.05  # between two readings of the ring
+_RETRY_S = 0.05  # the pause between two readings of the ring
 
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
 # elapsed time and this constant, the wall clock was set.
@@ -160,7 +160,7 @@ class Arrivals:
     """Collects calls from torch's flight recorder, a ring buffer, before it overwrites them, and converts their
     instants to ``clock``."""
 
-    dump: Dump  # reads torch's flight recorder, a ring buffer
+    dump: Dump  # reads torch's flight recorder
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the clock of the recorder
     # the number of entries that the recorder holds
@@ -249,7 +249,7 @@ def most_reductions(wrapped: object) -> int | None:
         return None
     # With this option DDP never rebuilds its first buckets.
     reduces_what_was_used = wrapped.find_unused_parameters
-    sizes: str | None = None  # of the buckets, with commas between them
+    sizes: str | None = None  # the sizes of the buckets, with commas between them
     if facts.get("has_rebuilt_buckets"):
         sizes = facts.get("rebuilt_bucket_sizes")
     elif reduces_what_was_used:

@@ -201,7 +201,7 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def sums(self) -> dict[str, NDArray[Any]]:
-        """The sums of forward and backward on each clock, which are in no file, by the names of these columns."""
+        """Two columns that no file contains, by name: the time of forward and backward together, on each clock."""
         parts = [TIMED.index("forward"), TIMED.index("backward")]
         return {
             "forward_backward_s": self.seconds[:, parts].sum(axis=1),

@@ -108,7 +108,9 @@ def _rehearse(step: SentStep) -> StepWork:
             raise rehearsal.first_error from None
         raise error from None
     if rehearsal.step_work is None:
-        raise UncountableError("the rehearsal on a copy without data completed no step")
+        raise UncountableError(
+            "the rehearsal on a copy without data did not complete a step"
+        )
     return rehearsal.step_work
 
 

@@ -34,8 +34,8 @@ class SweepFolder:
 
     ``lock`` is a file descriptor. The folder is locked as long as any process has the descriptor open: the server that
     starts cells keeps it open until they have ended, but processes that a cell leaves behind must not. ``cells`` are
-    the cells that this process runs, in their order. A plan that ``grows`` (that of ``improve``) begins with one cell;
-    if it is resumed, ``plan`` has the cells of the earlier process again.
+    the cells that this process runs, in their order. The plan of ``improve`` ``grows``: it begins with one cell, and
+    others are added. If such a sweep is resumed, ``plan`` becomes the plan in the folder, with all cells added so far.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def _parameters() -> list[nn.Parameter]:
 
 
 def _updates(optimizer: Optimizer) -> list[Tensor]:
-    """Return the differences of the parameters of ``optimizer`` after ``_STEPS`` steps from before."""
+    """Take ``_STEPS`` steps with random gradients, and return by how much each parameter changed."""
     parameters: list[Tensor] = []
     for group in optimizer.param_groups:
         parameters += group["params"]

@@ -373,7 +373,7 @@ class SidePair:
         """Return the change of a time from A to B.
 
         Args:
-            name: what the time is of.
+            name: the name of the figure, such as that of a phase.
             a: the mean of each run of A, with its interval.
             b: the same for B.
             confidence: of the interval of the change.
@@ -563,7 +563,7 @@ def _peaks_interval(
 
 
 def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
-    """Return a note if other programs lengthened the times; it says whether other figures decide."""
+    """Return a note if other programs lengthened the times; it states whether other figures decide."""
     if not pair.is_busy:
         return []
     if work:

@@ -104,7 +104,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]
 
 
 def flat_options(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted path, as the command line would name them."""
+    """Return the values of ``tree`` by dotted path, as the command line names them."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}.{key}".lstrip(".")

@@ -32,8 +32,8 @@ CONFIDENCE = 0.97
 
 _NORMAL_95 = NormalDist().inv_cdf(0.975)
 
-# a detectable effect is detected with a probability of 80 %
-_POWER = NormalDist().inv_cdf(0.8)
+# A detectable effect is detected with a probability (the power) of 80 %. This is the normal quantile of that.
+_QUANTILE_OF_POWER = NormalDist().inv_cdf(0.8)
 
 WIDEST = 10.0  # an interval with a larger ratio of its ends is not reported
 
@@ -155,14 +155,18 @@ def change_word(interval: RatioInterval | None, same_within: float = MARGIN) -> 
 def minimum_detectable_effect(interval: RatioInterval) -> float:
     """Return the smallest true change, as a share, that would be detected in 80 % of comparisons with data like these.
 
-    For a normal estimate it is (z + 0.842) / z half widths of the interval, where z is the normal quantile of the
-    interval's confidence (Lehr 1992, Statistics in Medicine 11:1099).
+    It is the largest of three: the change that follows from the width of the interval, the observed change, and
+    ``MARGIN``.
     """
     half_width = (interval.high - interval.low) / 2.0
     normal = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
-    detectable_change = (normal + _POWER) / normal * half_width
+    # for a normal estimate (Lehr 1992, Statistics in Medicine 11:1099)
+    change_by_width = (normal + _QUANTILE_OF_POWER) / normal * half_width
+    # Users read this figure if the verdict is UNCLEAR. The observed change was not detected then, so it would be wrong
+    # to state that a smaller one can be.
     observed_change = abs(interval.ratio - 1.0)
-    return max(MARGIN, observed_change, detectable_change)
+    # A change below MARGIN is never called FASTER or SLOWER.
+    return max(MARGIN, observed_change, change_by_width)
 
 
 def detectable(spread: ProcessSpread, runs: int) -> float:
@@ -172,7 +176,7 @@ def detectable(spread: ProcessSpread, runs: int) -> float:
     if runs > 1:  # the runs themselves will show the spread
         freedom = 2.0 * runs - 2.0
     quantile = student_quantile(freedom, CONFIDENCE)
-    detectable_log = standard_error * (quantile + _POWER)
+    detectable_log = standard_error * (quantile + _QUANTILE_OF_POWER)
     return max(MARGIN, math.expm1(detectable_log))
 
 

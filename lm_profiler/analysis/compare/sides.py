@@ -329,7 +329,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     for run in runs[1:]:
         differences += _differences_of_repeats(runs[0], run)
     if differences:
-        names = ", ".join(dict.fromkeys(differences))  # each once
+        names = ", ".join(dict.fromkeys(differences))  # without repetitions
         notes.append(f"{label}: its runs differ in {names}")
     return Side(runs, notes)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _CONCATENATION = "aten::cat"
-_FEWEST_CALLS = 8  # of one line, for it to be a loop
+_FEWEST_CALLS = 8  # a line with fewer calls is no loop
 
 
 def growing_copies(step: StepCalls) -> dict[int, float]:

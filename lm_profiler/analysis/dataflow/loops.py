@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _FORWARD = "forward"
-_FEWEST_CALLS = 16  # of one operator on equal sizes, from one line, for it to be a loop
+# A line is a loop if it calls one operator at least this often on equal sizes.
+_FEWEST_CALLS = 16
 # the number of iterations that must be independent of each other
 _FEWEST_INDEPENDENT = 8
-_LEAST_SHARE = 0.005  # of the time of all operators: loops with less are not analysed
-_SMALL_SIZE = 1 << 10  # elements: a call on fewer is nothing but overhead
+# a loop with a smaller share of the time of all operators is not analysed
+_LEAST_SHARE = 0.005
+_SMALL_SIZE = 1 << 10  # a call on fewer elements is only overhead
 _FEW_ROWS = 4  # a product of so few rows spends its time on reading the weight
 
 # line, operator, elements of the largest result and of the largest tensor, sizes of a product: calls with the same key

@@ -50,7 +50,7 @@ _LOOPED = "looped"  # the reason that is about small calls
 # the reason that is about a place: its calls may have another reason, too
 _SIDE_WORK: NeedlessReason = "side_work"
 _UNFUSED: NeedlessReason = "unfused"
-# of the time of the step's operators: a reason with less is left out
+# a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
 

@@ -28,8 +28,9 @@ _LAYERS = (
     "aten::_int_mm",
     "aten::_grouped_mm",
 )
-_FUSED_ATTENTION = "aten::_scaled_dot_product"  # how the names begin
-# torch's losses: what is trained on cannot be left out, however much it costs
+# the beginning of the names of fused attention
+_FUSED_ATTENTION = "aten::_scaled_dot_product"
+# torch's losses: training needs them, however much they cost
 _LOSSES = (
     "aten::nll_loss_forward",
     "aten::nll_loss2d_forward",
@@ -46,14 +47,14 @@ _COPIES = ("aten::_to_copy", "aten::clone")
 _MOST_IN_LAYERS = 0.05
 # the smallest share of the time of all operators that a place must have
 _LEAST_SHARE = 0.15
-_WHOLE_FUNCTION = 0  # in place of the number of a line
+_WHOLE_FUNCTION = 0  # stands for a whole function, in place of the number of a line
 
 
 class SideWork(NamedTuple):
     """The costliest place without layers or losses."""
 
-    calls: list[int]  # with their backward passes
-    line: CodeLine  # to which most of their time leads
+    calls: list[int]  # its calls and those of their backward passes
+    line: CodeLine  # the line that leads to most of their time
     # whether they compute from the outputs of layers what other layers read, as an activation function does
     is_between_layers: bool
 
@@ -146,30 +147,60 @@ def _calls_of_losses(step: StepCalls) -> set[int]:
 
 
 def _calls_of_layers(step: StepCalls) -> set[int]:
-    """Return the calls of forward that apply weights, or what was computed of weights alone, to something else."""
+    """Return the calls of forward that apply weights, or what was computed from weights alone, to other tensors.
+
+    A storage that no call has written yet existed before the step: it is a weight, possibly a frozen one, or the batch.
+    """
     layers: set[int] = set()
-    weights = set(step.trained)  # storages
-    written: set[int] = set()
+    # storages of trained weights, and of what was computed from weights alone
+    weight_storages = set(step.trained)
+    storages_written_in_step: set[int] = set()
     for number, call in enumerate(step.calls):
         if call.phase != _FORWARD:
             continue
-        reads_weights = not weights.isdisjoint(call.reads)
-        if call.product is not None:
-            factors = {call.product.left.storage, call.product.right.storage}
-            if factors <= weights:
-                weights.update(call.writes)
-            elif not factors.isdisjoint(weights) or not factors <= written:
-                # A factor that no call has made may be a frozen weight, such as that of a teacher.
-                layers.add(number)
-        elif call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION):
+        if _is_layer(call, weight_storages, storages_written_in_step):
             layers.add(number)
-        elif reads_weights and written.isdisjoint(set(call.reads) - weights):
-            # computed of weights and of what is the same in each step, such as a frozen weight that is adapted
-            weights.update(call.writes)
-        copies_frozen_weight = call.name in _COPIES and written.isdisjoint(call.reads)
-        if not copies_frozen_weight:  # autocast copies them in each step
-            written.update(call.writes)
+        elif _uses_weights_alone(call, weight_storages, storages_written_in_step):
+            weight_storages.update(call.writes)
+        reads_what_existed = storages_written_in_step.isdisjoint(call.reads)
+        # autocast copies frozen weights in each step; the copies count as frozen weights
+        copies_frozen_weight = call.name in _COPIES and reads_what_existed
+        if not copies_frozen_weight:
+            storages_written_in_step.update(call.writes)
     return layers
+
+
+def _is_layer(
+    call: OperatorCall,
+    weight_storages: Collection[int],
+    storages_written_in_step: Collection[int],
+) -> bool:
+    """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product."""
+    if call.product is None:
+        return call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION)
+    factors = {call.product.left.storage, call.product.right.storage}
+    has_weight = not factors.isdisjoint(weight_storages)
+    has_only_weights = factors.issubset(weight_storages)
+    # such as the frozen weight of a teacher
+    has_factor_from_before = not factors.issubset(storages_written_in_step)
+    return not has_only_weights and (has_weight or has_factor_from_before)
+
+
+def _uses_weights_alone(
+    call: OperatorCall,
+    weight_storages: Collection[int],
+    storages_written_in_step: Collection[int],
+) -> bool:
+    """Return whether a call that is no layer computes from weights alone; its results then count as weights.
+
+    Besides trained weights it may read what existed before the step, such as a frozen weight that is adapted.
+    """
+    if call.product is not None:
+        factors = {call.product.left.storage, call.product.right.storage}
+        return factors.issubset(weight_storages)
+    reads_weights = not set(call.reads).isdisjoint(weight_storages)
+    other_reads = set(call.reads).difference(weight_storages)
+    return reads_weights and other_reads.isdisjoint(storages_written_in_step)
 
 
 def _places_of(call: OperatorCall) -> list[CodeLine]:

@@ -3,8 +3,7 @@
 NVIDIA's sheets since Ampere print tensor figures "with sparsity"; half of that is the dense figure, and only
 that is kept here. GeForce cards run fp16 and bf16 at half rate when they accumulate in fp32, which is what
 training does, so their figure is the whitepapers' "with FP32 accumulate" row. An empty field is unknown; it stays
-empty until somebody can cite it. Not here: products whose name does not say which of two chips it is, e.g.
-"NVIDIA H100".
+empty until there is a source for it. Products whose name may mean two chips, such as "NVIDIA H100", are left out.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ class Row(NamedTuple):
     ``memory`` in GB/s (10^9). None means unknown. If the chip has no TF32 mode, float32 stays float32, and both columns
     have the same figure. The bandwidth is of the same source, unless ``memory_source`` names another.
 
-    The capability is of NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number: there a run
-    is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper. The GiB are
-    what the driver reports to a process (``cudaMemGetInfo``). Torch prints them when memory runs out ("GPU 0 has a
-    total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
-    Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
-    DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,
-    MI300X and MI325X in other public logs. The others have no citation yet. Drivers
-    report up to 0.2 GiB more or less: the table has the least of them, rounded down.
-    ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver
-    keeps for itself.
+    NVIDIA's capabilities are from its page "CUDA GPU Compute Capability". An AMD GPU has the one that torch derives
+    from its gfx number: a run is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a
+    Hopper. The GiB are what the driver reports to a process (``cudaMemGetInfo``). Torch prints them when memory runs
+    out ("GPU 0 has a total capacity of 14.76 GiB"), and people quote this message in public. Seen: B200
+    pytorch/ao#4002, H20 Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX
+    6000 Ada DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX
+    PRO 6000, MI300X and MI325X in other public logs. The others have no citation yet. Drivers report up to 0.2 GiB more
+    or less: the table has the least of these figures, rounded down. ``nvidia-smi`` shows up to 0.7 GiB more
+    (modal-labs/modal-client#2797), because it includes what the driver keeps for itself.
     """
 
     names: tuple[str, ...]

@@ -201,10 +201,10 @@ def sheet_clock_hz(
 ) -> float | None:
     """Return the clock at which a device with these ``multiprocessors`` has its datasheet's dense peak.
 
-    A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
-    on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the clock follows from the
-    peak, up to a factor of two. It is the one in the upper half of what the card can do: an H100 SXM's 989.4 TFLOP/s in
-    bf16 assume 1830 MHz, though it may run at 1980.
+    The number of FLOPs that the matrix units of a multiprocessor do per clock cycle is a power of two. (NVIDIA, in
+    fp16: 1024 on Volta, 2048 on GA100, 4096 on GH100, at most half of that on consumer chips. AMD's CDNA is alike.) So
+    the clock follows from the peak, up to a factor of two. It is the one in the upper half of the card's clocks: the
+    989.4 TFLOP/s of an H100 SXM in bf16 assume 1830 MHz, although it may run at 1980.
     """
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None
@@ -221,9 +221,9 @@ def share_of_peak(
     peak_flops_per_s: float | None,
     devices: int = 1,
 ) -> float | None:
-    """Return MFU or HFU, by which FLOPs are counted (Chowdhery et al. 2022, "PaLM", appendix B).
+    """Return MFU or HFU, depending on the FLOPs (Chowdhery et al. 2022, "PaLM", appendix B).
 
-    FLOPs are those of one step over all ``devices``: what the model needs (MFU), or with them what activation
+    FLOPs are those of one step over all ``devices``: those that the model needs (MFU), or these and what activation
     checkpointing computes again (HFU). The peak is that of one device. None if any figure is unknown.
     """
     if flops_per_step is None or step_s is None or peak_flops_per_s is None:
@@ -363,7 +363,7 @@ def _seconds_and_bound(
         # Moving the bytes might take longer than the FLOPs, so the bound is unknown.
         return compute_s or None, None
     if _is_beaten(memory_s, took_s):
-        # The phase took less time than its bytes: they lay in caches, and only the FLOPs make its floor.
+        # The phase took less time than its bytes would take from memory, so they were in caches. Only FLOPs count then.
         return compute_s or None, "compute" if compute_s else None
     if memory_s > compute_s:
         return memory_s, "memory"

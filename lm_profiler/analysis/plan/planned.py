@@ -124,13 +124,13 @@ class Planned:
         return self.peak - (causes.activations_and_rest or 0)
 
 
-_SURELY_GROWS = 3  # the number of successive increases that are certain growth
+_SURELY_GROWS = 3  # so many successive increases are growth, not chance
 
 
 def needed_bytes(peak: int, reserved: int | None) -> int:
-    """Return the least memory into which the run certainly fits: with a tenth to spare beyond the peak.
+    """Return the least memory into which the run certainly fits, a tenth of which is a margin above ``peak``.
 
-    Nothing to spare is needed beyond ``reserved``, which includes fragmentation.
+    ``reserved`` needs no margin, because it includes fragmentation already.
     """
     return max(ceil(peak / ROOM), reserved or 0)
 
@@ -235,7 +235,7 @@ def planned_floors(
 # the compute capability that is assumed if it is unknown: the workspaces of libraries are largest with it
 ANY_GPU = (9, 0)
 
-_MOST_NAMES = 5  # that a message lists
+_MOST_NAMES = 5  # the most names that a message lists
 
 # words that users often omit; without them a name still means the same product
 _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation", "sxm"}
@@ -337,7 +337,7 @@ def _memory_then_speed(row: Row) -> tuple[float, float]:
 
 
 def _enumeration(names: Sequence[str]) -> str:
-    """Return the names in a sentence: ``A, B or C``; of many, the first and how many others there are."""
+    """Return two or more names in a sentence: ``A, B or C``. Of many, the first are named and the others counted."""
     parts = list(names[:_MOST_NAMES])
     if len(names) > _MOST_NAMES:
         parts.append(f"{len(names) - _MOST_NAMES} others")
@@ -404,10 +404,10 @@ def _next_size(
     """
     is_high_known = high in bytes_by_size
     if turn % 2 == 0 and is_high_known:
-        # A line through a size that fits and one that does not reaches ``free_bytes`` too early: the result fits.
+        # A line through a size that fits and one that does not reaches ``free_bytes`` at too small a size, which fits.
         return _size_that_needs(free_bytes, bytes_by_size, low, high)
     if low > 0:
-        # A line through two sizes that fit reaches ``free_bytes`` too late: the result does not fit.
+        # A line through two sizes that fit reaches ``free_bytes`` at too large a size, which does not fit.
         previous = _fitting_sizes(bytes_by_size, free_bytes)[-2]
         return _size_that_needs(free_bytes, bytes_by_size, previous, low)
     # Nothing fits yet. A line from size 0 would ignore the memory that a step needs at any size.

@@ -189,7 +189,7 @@ def _finding_about(
     saving_s = work.saves_s(to_fix)
     if saving_s < _LEAST_SAVING * work.step_s:
         return None
-    ranks = sorted({candidate.rank for candidate in to_fix})  # indices
+    ranks = sorted({candidate.rank for candidate in to_fix})  # the indices of the ranks
     excess_s = sum(candidate.seconds for candidate in to_fix) / len(ranks)
     half_s = _half_interval_s(to_fix, saving_s, excess_s)
     may_save_nothing = half_s >= saving_s
@@ -325,7 +325,7 @@ def _slow_rank(
 
 
 def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
-    """Return how long the other ranks wait for ``slow`` per step on average; if all are slow, how long each waits."""
+    """Return how long the other ranks wait for ``slow`` per step on average; if all are slow, how long a rank waits."""
     ranks = sorted({candidate.rank for candidate in slow})
     waiting_s = work.waiting_s.sum(axis=2)
     if any(candidate.part == OUTSIDE for candidate in slow):

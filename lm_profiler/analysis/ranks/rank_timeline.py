@@ -218,8 +218,8 @@ def _instants_between_work_ns(
 ) -> NDArray[np.float64]:
     """Return when the stream reached each call, from the part's begin, if the rank's own work stops during a call.
 
-    ``shares_of_host`` says after which share of the host's time of the part each call was made, ``took_ns`` how long
-    each call took, and ``duration_ns`` how long the part took on the stream.
+    ``shares_of_host`` is, for each call, the share of the host's time in the part after which it was made. ``took_ns``
+    is how long each call took, and ``duration_ns`` how long the part took on the stream.
     """
     earlier_calls_ns = np.cumsum(took_ns) - took_ns
     own_work_ns = max(duration_ns - took_ns.sum(), 0)
@@ -231,9 +231,9 @@ def _instants_beside_work_ns(
 ) -> NDArray[np.float64]:
     """Return when the stream reached each call, from the part's begin, if the rank's own work continues beside calls.
 
-    ``shares_of_host`` says after which share of the host's time of the part each call was made, ``took_ns`` how long
-    each call took, and ``duration_ns`` how long the part took on the stream. The calls run one after another on a
-    second stream. The rank's own work ends with the last call, and the part when that call is done.
+    ``shares_of_host`` is, for each call, the share of the host's time in the part after which it was made. ``took_ns``
+    is how long each call took, and ``duration_ns`` how long the part took on the stream. The calls run one after
+    another on a second stream. The rank's own work ends with the last call, and the part when that call is done.
 
     How long the own work took is not measured, but it has a limit: a call and all later ones must run between the
     instant of the call and the end of the part. The own work is the longest for which all calls have that time.

@@ -360,7 +360,7 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
             ranks_of_group[call.group].add(rank)
         indices_by_rank.append(indices)
 
-    complete_keys = []  # of the calls that all ranks of their group made
+    complete_keys = []  # the keys of the calls that all ranks of their group made
     for key in names:
         group, _ = key
         ranks = ranks_of_group[group]

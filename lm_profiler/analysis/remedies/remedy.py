@@ -105,7 +105,7 @@ class Candidate:
     options: Mapping[str, str]
     # a group of candidates, such as all values of one option; only one of a group can be accepted
     group: str
-    # most seconds of a step that it can save; None if the first run does not show that
+    # the most seconds that it can save in a step; None if the first run does not show that
     ceiling_s: float | None = None
     # what the change may alter in the results; None for nothing
     may_change: str | None = None

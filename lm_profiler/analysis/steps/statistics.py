@@ -18,7 +18,7 @@ from lm_profiler.record.run_record import TimeSummary
 
 Series = NDArray[np.float64]
 
-FEWEST_VALUES = 3  # for an interval
+FEWEST_VALUES = 3  # fewer values have no interval
 
 FINEST = 0.0003  # the smallest noise, as a share of the value: less cannot be seen behind timers and rounding
 
@@ -230,7 +230,7 @@ def _tick_of(ordered: Series, lower: Series) -> float:
 
 
 def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """Return ``values`` with outliers replaced by the median of the five values around them, and (n,) which these are.
+    """Return ``values`` with outliers replaced by the median of the five values around them, and the mask of these.
 
     (Hampel 1974.) The standard deviation comes from differences of neighbours, which changes of level and spikes do not
     inflate.

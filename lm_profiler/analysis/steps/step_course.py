@@ -40,7 +40,8 @@ _TREND_COST = 6.5  # for a line or a decay
 
 # How clear a change must be. Determined by simulation.
 _NEARBY = 12  # values on each side of a change from whose spread its noise is estimated
-_STANDARD_ERRORS = 4.0  # by which the levels of two short segments must differ
+# the levels of two short segments must differ by so many standard errors
+_STANDARD_ERRORS = 4.0
 # Long segments must differ by up to this factor more, because means of autocorrelated values scatter more. With more
 # values than the second number, autocorrelation is known well, and the factor falls to 1.
 _LONG_FACTOR = 2.0
@@ -55,7 +56,8 @@ _POWER_LAW_BEGINNINGS = (1.0, 6.0)
 # A course is chance if more than 3 of 60 random orders of the values show one that is as clear.
 _SHUFFLES = 60
 _CLEAR_SHUFFLES = 3
-_MOST_SHUFFLED = 100  # of a longer series, the means of this many blocks are shuffled
+# for a longer series, the means of this many blocks are shuffled instead
+_MOST_SHUFFLED = 100
 # A shorter series is not shuffled. Among 20 values, three slow ones are neighbours in one random order of 63. With
 # fewer values that is more frequent, and no course could pass the test.
 FEWEST_TO_SHUFFLE = 20
@@ -300,7 +302,7 @@ class _SegmentWeights:
     log_weights: Series
     weights_around: Series  # the weight of everything before the segment and after it
     is_long_enough: NDArray[np.bool_]
-    # long enough, as are the values before it and those after it
+    # whether the segment, the values before it, and those after it are long enough
     may_be_burst: NDArray[np.bool_]
 
 

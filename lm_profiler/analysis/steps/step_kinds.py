@@ -99,7 +99,7 @@ def _has_order(members: NDArray[np.bool_]) -> bool:
 def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
     """Return the probability that steps of two kinds in random order form at most ``runs`` runs.
 
-    A run is a row of steps of one kind between steps of the other kind (Wald & Wolfowitz 1940). ``count_a`` and
+    A run is a sequence of steps of one kind between steps of the other kind (Wald & Wolfowitz 1940). ``count_a`` and
     ``count_b`` are the numbers of steps of each kind, at least one.
     """
     orders_with_few_runs = 0

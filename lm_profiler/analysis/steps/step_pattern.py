@@ -134,7 +134,7 @@ def _best_split(residuals: Series, period: int) -> _Split:
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     differences = sums_above / counts_above - sums_below / counts_below
-    # of the differences: the scores have a variance of 1
+    # the variances of the differences; the scores have a variance of 1
     variances = 1.0 / counts_below + 1.0 / counts_above
     splits = [
         _number_of_splits(period, phases_below) for phases_below in range(1, period)

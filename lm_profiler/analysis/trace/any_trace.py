@@ -75,7 +75,8 @@ class AnyTrace:
     device_name: str | None
     rank: int | None
     world_size: int | None
-    part_words: str | None = None  # says which part is shown, if the trace is too large
+    # describes the part that is shown, if the trace is too large
+    part_words: str | None = None
     # for a file with several processes: the one that is shown, and all of them
     process: TraceProcess | None = None
     processes: Sequence[TraceProcess] = ()
@@ -233,7 +234,7 @@ def _check_process(packed: PackedTrace, process_name: str) -> None:
 
 
 def _step_names(step_name: str | None) -> Callable[[str], bool]:
-    """Return a function that tells from a range's name whether it is a step.
+    """Return a function that takes the name of a range, and returns whether the range is a step.
 
     Names of steps are those of the profiler, or ``step_name``, possibly with a number.
     """
@@ -309,7 +310,7 @@ def phase_named(range_name: str) -> str | None:
 
 
 def _device_name(properties: Any, devices: Sequence[str]) -> str | None:
-    """Return the name of the devices on which kernels ran; None if they have several names.
+    """Return the model of the devices on which kernels ran; None if it is unknown, or if the models differ.
 
     Args:
         properties: the metadata of the trace about all devices of the machine.

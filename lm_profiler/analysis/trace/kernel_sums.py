@@ -259,7 +259,7 @@ class Communication:
     """The time of collectives in the traced steps of one rank, including waiting for other ranks."""
 
     steps: int  # number of traced steps
-    ns: int  # during which at least one collective ran
+    ns: int  # the time during which at least one collective ran
     exposed_ns: int  # the part of it during which nothing was computed
     share: float  # the collectives' share of the time of the steps
     by_name: Sequence[CollectiveTime]
@@ -303,7 +303,7 @@ def communication_of(work: TracedWork) -> Communication | None:
 def collective_calls(work: TracedWork) -> list[Range]:
     """Return the collectives of ``work``, ordered by start, with names such as ``all_gather of blocks.0``."""
     calls = []
-    moments = []  # when the host called each
+    moments = []  # when the host called each collective
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":

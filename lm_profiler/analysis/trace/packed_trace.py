@@ -299,7 +299,7 @@ class PackedTrace:
         works.sort()
 
         finish_times = []
-        latest_end = 0  # of all work that was launched before the moment
+        latest_end = 0  # among all work that was launched before the moment
         next_work = 0
         for moment in moments:
             while next_work < len(works):

@@ -23,7 +23,7 @@ _CORRECTED = 0.1  # a lasting increase is reported again if the duration has cha
 
 @dataclass(eq=False, kw_only=True)
 class LongDurations:
-    """An event: single durations that are longer than usual, or durations that have increased and stay increased."""
+    """An event: single durations that are longer than usual, or a course of durations that have increased for good."""
 
     first_step: int
     found_step: int  # the step at which it was found

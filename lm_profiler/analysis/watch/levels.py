@@ -749,7 +749,7 @@ class LevelFollower:
         self._withdraw(within_range)
 
     def _is_in_range(self, level_s: Seconds) -> bool:
-        """Return whether ``level_s`` is within the range of the wandering level, widened by half of it on each side."""
+        """Return whether ``level_s`` is in the range of the wandering level, or within half a range of its ends."""
         low_s, high_s = self._wandering_range_s
         margin = math.sqrt(high_s / low_s)  # half of the range, in logarithms
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)

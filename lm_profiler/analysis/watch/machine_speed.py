@@ -55,7 +55,7 @@ _MOST_LEFT = 0.06
 # -- which changes of the speed are reported
 _LEAST_DRIFT = 0.02
 _LEAST_CHANGE = 0.1
-_LEAST_RANGE = 0.1  # of a speed that moves back and forth
+_LEAST_RANGE = 0.1  # the least reported range of a speed that moves back and forth
 # a reported change is at least this many times the usual variation
 _UNUSUAL_RATIO = 3.0
 
@@ -224,7 +224,7 @@ class _UsualParts:
         example, a CPU computes at half its speed for a while.
 
         Args:
-            distances: (PARTS,) of each part from its usual time.
+            distances: (PARTS,) the distance of each part from its usual time.
             common_move: how far most parts have moved from their usual time.
         """
         common_change = common_move - self._last_common_move
@@ -247,7 +247,7 @@ class _UsualParts:
         0 if they have moved in different directions, or if too few parts are long enough.
 
         Args:
-            distances: (PARTS,) of each part from its usual time.
+            distances: (PARTS,) the distance of each part from its usual time.
         """
         usual_s = np.exp(self._logs)
         are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()

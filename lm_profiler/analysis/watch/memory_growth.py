@@ -26,10 +26,9 @@ _STEEP_SHARE = 0.15
 _SHORTEST_WINDOW_S = 10.0
 _SHORTEST_READINGS = 10
 _STEEPEST_SHARE = 0.25
-_ABOVE_HIGHEST = (
-    1.15  # of the memory when an earlier growth ended: less is no new growth
-)
-_LEAST_JUDGED_S = 60.0  # from one judgement of a growth to the next
+# New growth must exceed the memory at which an earlier growth ended by this factor.
+_ABOVE_HIGHEST = 1.15
+_LEAST_JUDGED_S = 60.0  # the least time from one judgement of a growth to the next
 # Memory grows steadily if all of these hold:
 _RISING = 0.8  # its rank correlation (Kendall's) with time is at least this
 _UNEVEN = 0.25  # in each quarter of the readings the slope is at least this share of the mean slope

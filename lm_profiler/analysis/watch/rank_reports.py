@@ -17,7 +17,7 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import WAITING_PHASES, WatchEvent, WatchStatus
 
 SILENT_S = 60.0
-_FEWEST_STEPS = 20  # that each rank must have made since the last comparison
+_FEWEST_STEPS = 20  # the steps that each rank must have made since the last comparison
 # a rank is late if it costs the others at least this share of its step
 _LATE_SHARE = 0.05
 # numbers of successive comparisons in which a rank was late:

@@ -23,7 +23,7 @@ from lm_profiler.record.trace_answer import (
     TraceAnswer,
 )
 
-# The share of the time in which the device waits for launches, from which a trace is called launch-bound.
+# A trace is launch-bound, or partly so, if the device waits for launches for at least this share of the time.
 _LAUNCH_BOUND, _PARTLY_LAUNCH_BOUND = 0.20, 0.05
 
 _COPY_NAMES = ("Mem", "hipMem", "Copy")  # beginnings of the names of copies and memsets

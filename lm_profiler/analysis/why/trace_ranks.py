@@ -28,7 +28,7 @@ class _CallKey(NamedTuple):
 
     group: str
     kind: str
-    number: int  # among those of its group and kind
+    number: int  # its number among the calls of its group and kind
 
 
 class _Wait(NamedTuple):

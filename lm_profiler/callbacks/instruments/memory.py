@@ -98,7 +98,7 @@ class MemoryReader(Instrument):
                 module,
                 optimizers,
                 saved=causes.saved_tensors,
-                storage=self.storage_id,
+                identity_of=self.storage_id,
                 report=self.note_tensors,
             )
             observers.insert(0, self._reporter)

@@ -48,8 +48,8 @@ _ALL_STEPS = ActionSteps(timed=1 << 30, before_lines=1 << 30)
 def action_steps_of_pattern(steps: int, step_s: Sequence[float]) -> ActionSteps:
     """Return a number of steps that shows why some of the measured steps are slower than others.
 
-    If the measured seconds ``step_s`` have a pattern, such as one slow step in five, at least ``steps`` steps are timed
-    that make whole periods, and a slow step is followed line by line.
+    If the measured seconds ``step_s`` have a pattern, such as one slow step in five, whole periods of it are timed, of
+    at least ``steps`` steps together, and a slow step is followed line by line.
     """
     pattern = fit(step_s).pattern
     if pattern is None:

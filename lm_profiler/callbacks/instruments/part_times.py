@@ -52,7 +52,10 @@ class _PartTimer(NamedTuple):
 
 
 class PartTimes(Instrument):
-    """Instrument that times the parts that the program marks like phases: by two instants, read between steps."""
+    """Instrument that times the parts that the program marks.
+
+    Like a phase, a part is timed by two instants, which are read between steps.
+    """
 
     name = "parts"
     stage = "measure"
@@ -60,10 +63,10 @@ class PartTimes(Instrument):
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._thread = get_ident()
-        self._spans: deque[_Span] = deque()  # that were not read yet
+        self._spans: deque[_Span] = deque()  # spans that were not read yet
         # by the name of the part and the phase in which it began
         self._totals: dict[tuple[str, str], _Total] = {}
-        self._steps = 0  # that were read
+        self._steps = 0  # the number of steps that were read
 
     def start(self) -> None:
         """Time the program's parts from now on, in this thread."""

@@ -23,7 +23,7 @@ from lm_profiler.record.run_record import PRINTING, OuterCall, PythonTime
 # 0.4 s longer.
 MOST_EVENTS = 200_000
 
-_MOST_LINES = 16  # in the result
+_MOST_LINES = 16  # the most lines in the result
 
 # The most that following an event may cost beyond the calibrated cost, as a multiple of it. Unusual calls and cold
 # caches cost more.
@@ -204,8 +204,8 @@ class PythonTimes:
         """Return which line and activity get the time of a C ``function``.
 
         The line stays that of the caller. A function that the program's own code calls is an activity of its own.
-        Within a library, builtins and operators count as the library's activity, except that operators which torch's
-        Python code calls are an activity of their own; any other function is one as well.
+        Within a library, builtins and operators count as the library's activity. Operators that torch's Python code
+        calls, and all other functions, are activities of their own.
         """
         caller = self._stack[-1]
         if caller.owner is None or caller.activity == OURS:
@@ -384,9 +384,9 @@ def following_cost(
 ) -> FollowingCost:
     """Measure what following costs on this thread.
 
-    The cost has three parts. Reading the clocks is the smallest. For each event the interpreter makes a frame object
-    and a call: calls of small functions measure that. And it runs the code in between more slowly: a loop without calls
-    measures that.
+    The cost has three parts. The smallest is that of reading the clocks. For each event the interpreter also makes a
+    frame object and a call; this is measured with calls of small functions. And it runs the code in between more
+    slowly; this is measured with a loop without calls.
     """
     reading = _reading_cost(clock, thread_clock)
 

@@ -231,8 +231,8 @@ class StreamRanksWatch(RanksWatch):
     The marks of a step on the stream are shifted so that the first one is at the host's first mark. The position of a
     collective on the stream is estimated from its call on the host: in the same part, and after the same share of the
     rank's own work there (``stream_instants_ns``). The duration of each collective is sent to rank 0 in the field for
-    waiting, and ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes no
-    rank wait, so the waits of the computing stream count instead.
+    waiting, and ``with_waits`` turns it into waiting. A call on a stream other than the computing stream (FSDP)
+    makes no rank wait, so the waits of the computing stream count instead.
     """
 
     stream: EventStream | None = None  # the device's clock

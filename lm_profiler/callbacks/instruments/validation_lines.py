@@ -17,7 +17,7 @@ from lm_profiler.record.run_record import VALIDATION
 # Sampling costs some 0.1 ms each time, which is 1 % of a validation.
 _EVERY_S = 0.01
 _FEWEST_SAMPLES = 8
-_LARGE_SHARE = 0.5  # of the samples
+_LARGE_SHARE = 0.5  # the share of the samples that a function must have
 
 # the lines of the program on the stack, the outermost first
 _Stack = tuple[CodeLine, ...]
@@ -76,15 +76,17 @@ class ValidationLines(Instrument):
 
 
 def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
-    """Return the main line of the innermost function that is on at least half of the ``stacks``; None without one.
+    """Return the line with the most samples in the innermost function that is on at least half of the stacks.
 
-    ``stacks`` has the number of samples of each stack.
+    ``stacks`` has the number of samples of each stack. Returns None if no function is on half of them, or if there are
+    too few samples.
     """
     samples = sum(stacks.values())
     if samples < _FEWEST_SAMPLES:
         return None
     samples_by_function: Counter[tuple[str, str]] = Counter()
-    depths: Counter[tuple[str, str]] = Counter()  # of the innermost call, added up
+    # for each function, the sum over its samples of the depth of its innermost call
+    depths: Counter[tuple[str, str]] = Counter()
     for stack, count in stacks.items():
         depth_by_function: dict[tuple[str, str], int] = {}
         for depth, line in enumerate(stack):

@@ -269,8 +269,8 @@ def phase_work(
     Args:
         loop: the loop of the run.
         work: the work of a step; None if it is unknown.
-        traffic: the bytes that a step of the ``memory`` stage moved; None without such a step, then those of ``work``
-            count.
+        traffic: the bytes that a step of the ``memory`` stage moved; None without such a step; the bytes of
+            ``work`` are then used.
         batch_bytes: the bytes of all batches of a step on one rank; None if they are unknown.
     """
     traffic_on_shapes = None if work is None else work.traffic

@@ -32,7 +32,7 @@ _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end"
 # The most spans that are kept: a program may give its own actions a new name in every step.
 _MOST_NAMES = 10_000
 
-# matches ``]Class.`` in ``[Owner]Class.hook``, which becomes ``[Owner].hook``
+# matches ``]Class.`` in ``[Owner]Class.hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
 
@@ -189,6 +189,11 @@ class SpanInUsersProfiler(AbstractContextManager[Any]):
             self.users_context.__exit__(kind, value, traceback)
 
 
+def _without_class(action_name: str) -> str:
+    """Return the name without the class: ``[Strategy].backward`` for ``[Strategy]DDPStrategy.backward``."""
+    return _CLASS.sub("].", action_name)
+
+
 class Actions(dict[str, Marked]):
     """The span of each action by the action's name; a span is made when its action is first seen.
 
@@ -199,7 +204,8 @@ class Actions(dict[str, Marked]):
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline
-        self._surrounding: Callable[[str, Marked], Marked] | None = None
+        # makes the span to use from an action's name and its plain span
+        self._make_surrounding_span: Callable[[str, Marked], Marked] | None = None
         verb = verb_of(trainer)
         is_fit = verb == "fit"
         is_automatic = is_fit and trainer.lightning_module.automatic_optimization
@@ -212,7 +218,7 @@ class Actions(dict[str, Marked]):
             step_end = forward
         # the actions that counting steps needs: one ends a step, the other the loop
         self._counting_actions = (step_end, "run_training_epoch")
-        self._spans: dict[str, Marked] = {
+        self._span_by_kind: dict[str, Marked] = {
             forward: forward_span,
             "[Strategy].batch_to_device": Span(timeline, tape.TRANSFER),
             "[Strategy].backward": Span(timeline, tape.BACKWARD),
@@ -220,7 +226,7 @@ class Actions(dict[str, Marked]):
         if is_fit:
             # Validation during training belongs to no step. The step continues when the loop asks for a batch.
             validation = Action(timeline, partial(timeline.go_outside, VALIDATION))
-            self._spans |= {
+            self._span_by_kind |= {
                 "run_training_epoch": Epoch(loop, timeline.guard),
                 "save_checkpoint": CheckpointSaving(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, tape.ZERO_GRAD),
@@ -233,25 +239,30 @@ class Actions(dict[str, Marked]):
             }
 
     def __missing__(self, action_name: str) -> Marked:
-        """Return the span of an action that is new, and keep it. It is called for a name's first action."""
+        """Make the span of an action that has none yet, keep it, and return it."""
         if len(self) >= _MOST_NAMES:
+            # The program keeps using new names. Without this the spans would fill the memory.
             self.clear()
         guard = self._timeline.guard
-        kind = _CLASS.sub("].", action_name)
+        kind = _without_class(action_name)
         span = guard.run(self._span, action_name, kind) or NOTHING
         if guard.is_disabled:
-            # the steps are still counted
-            span = NOTHING
-            if kind in self._counting_actions:
-                span = self._spans[kind]
-        if self._surrounding is not None:
-            span = self._surrounding(action_name, span)
+            # The guard may have been disabled just now, by ``_span``.
+            span = self._counting_span(kind)
+        if self._make_surrounding_span is not None:
+            span = self._make_surrounding_span(action_name, span)
         self[action_name] = span
         return span
 
+    def _counting_span(self, kind: str) -> Marked:
+        """Return the span to use while the guard is disabled: only steps are counted."""
+        if kind in self._counting_actions:
+            return self._span_by_kind[kind]
+        return NOTHING
+
     def surround(self, surrounding: Callable[[str, Marked], Marked] | None) -> None:
         """Use the spans that ``surrounding`` makes from an action's name and its plain span; None ends that."""
-        self._surrounding = surrounding
+        self._make_surrounding_span = surrounding
         action_names = list(self)
         self.clear()
         if surrounding is None:
@@ -270,7 +281,7 @@ class Actions(dict[str, Marked]):
         if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
             owning_object = candidates(self._trainer, owner, action_name, hook)[0]
             return EpochHook(self._timeline, f"{type(owning_object).__name__}.{hook}")
-        return self._spans.get(kind)
+        return self._span_by_kind.get(kind)
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
         """Return whether the user's program has code in the ``hook``."""

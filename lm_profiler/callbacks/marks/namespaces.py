@@ -13,7 +13,7 @@ from lm_profiler.record.run_record import Verb
 
 _PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
 
-# the method of a module that is the forward pass of each verb
+# the method of a LightningModule that the Trainer calls with each batch, for each verb of the Trainer
 STEP_METHODS: dict[Verb, str] = {
     "fit": "training_step",
     "validate": "validation_step",

@@ -30,7 +30,7 @@ _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
 
 _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16)
 
-_MOST_DEPTH = 3  # of containers within a batch
+_MOST_DEPTH = 3  # the deepest level of containers in a batch that is searched
 
 
 class TokenUse(NamedTuple):

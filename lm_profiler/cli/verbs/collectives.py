@@ -107,7 +107,7 @@ def run(options: Options) -> int:
     except RankFailed as error:
         message = str(error)
         if rows:
-            message += "; the table shows the results until then"
+            message += "; the table shows the results before that"
         print_message(message)
         code = FAILED
     finally:

@@ -158,8 +158,9 @@ class TapeReading:
                 self.failed_in = stack[-1]
             return
         if stack[-1] == OUTSIDE:
-            stack.pop()
-        if code < END:
+            stack.pop()  # any mark ends the time outside
+        is_mark_of_part = code < END
+        if is_mark_of_part:
             self._open_or_close(code)
         # training_step(dataloader_iter) fetches the data itself, so its step begins with forward
         begins_step = code in (DATA, FORWARD) and not self.is_step_running
@@ -203,7 +204,8 @@ class TapeReading:
         self.begun_part = code
 
 
-_MOST_LAYOUTS = 512  # a loop whose marks never repeat must not fill the memory
+# limited, because a loop whose marks never repeat would fill the memory
+_MOST_LAYOUTS = 512
 
 
 class TimedSteps(NamedTuple):

@@ -44,7 +44,8 @@ class Timeline:
         # that were not read. An instant is the host's time in ns, or a tuple that begins with it
         # (``_write_with_event``).
         self._tape: list[Any] = [TapeReading()]
-        self._last_event: Any = None  # of the last mark within the step, on the device
+        # the device's event of the last mark within the step
+        self._last_event: Any = None
         # whether the loop has left the step, for example for a validation
         self._is_outside = False
         self._is_stopped = False  # whether all further marks are dropped

@@ -19,8 +19,8 @@ from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.torch_names import NO_MODES
 
 _NO_MASK = "noop_mask"  # torch's name of the function that allows all pairs
-_MOST_PAIRS_AT_ONCE = 1 << 22  # evaluated together: more would need too much memory
-_MOST_PAIRS = 1 << 30  # evaluated in all: more would take too long
+_MOST_PAIRS_AT_ONCE = 1 << 22  # more pairs together would need too much memory
+_MOST_PAIRS = 1 << 30  # to evaluate more pairs would take too long
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
         return 2 * rows * _stored_elements(right)
     are_both_batched = left.ndim == 3 and right.ndim == 3
     groups = left.shape[0] if are_both_batched else 1
-    left_elements = prod(left.shape[-2:])  # of a group: M·K
+    left_elements = prod(left.shape[-2:])  # M·K, the elements of one group
     return 2 * groups * left_elements * columns
 
 
@@ -231,13 +231,13 @@ def _convolution(
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any
 ) -> int:
-    """Count the gradients of a convolution that are asked for.
+    """Count the gradients of a convolution that are requested.
 
     The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts too
     much for grouped convolutions.
     """
     # ``rest`` is the sizes of the bias, stride, padding, dilation, whether it is transposed, the padding of the output,
-    # groups, and which gradients are asked for.
+    # groups, and which gradients are requested.
     is_transposed = rest[4]
     needs_input, needs_weight, _ = rest[7]  # the gradient of the bias is a sum
     gradients = int(needs_input) + int(needs_weight)
@@ -452,7 +452,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would have torch import its compiler, to exclude this mode from it. Nothing compiled runs in here.
+        # If this were True, torch would import its compiler, to exclude this mode from it. Nothing here is compiled.
         return False
 
     def __init__(

@@ -161,6 +161,14 @@ def _hook_in_use(hook: Any) -> Any:
     return hook
 
 
+class TakenReadings(NamedTuple):
+    """What a ``StepReader`` has read in some steps."""
+
+    readings: list[Reading]
+    collections: Sequence[GarbageCollection]
+    compilations: Sequence[TimedCompilation] | None  # None if they are unknown
+
+
 @dataclass(eq=False)
 class StepReader:
     """Reads the counters at the end of each step, from ``start`` to ``stop``."""
@@ -226,19 +234,16 @@ class StepReader:
             self.garbage.signal_error = None
             raise signal_error
 
-    def take(
-        self,
-    ) -> tuple[
-        list[Reading], Sequence[GarbageCollection], Sequence[TimedCompilation] | None
-    ]:
-        """Return the readings, collections and compilations since the last call, and forget them."""
+    def take(self) -> TakenReadings:
+        """Return what was read since the last call, and forget it."""
         readings = self._readings
         self._readings = []
         collections = self.garbage.collections
         self.garbage.collections = []
+        # The clocks are compared after this, because it returns the compilations since they were last compared.
         compiled = self._compilations()
         self._compare_clocks()
-        return readings, collections, compiled
+        return TakenReadings(readings, collections, compiled)
 
     def stop(self) -> None:
         self.garbage.stop()

@@ -116,7 +116,8 @@ class ForwardTraffic:
         # the identities of those that hold weights and inputs in autocast's dtype
         self.copied_storages: set[int] = set()
         self._passes = 0
-        self._bytes_read = 0  # by the passes before the current one
+        # the bytes that the passes before the current one have read
+        self._bytes_read = 0
         self._reads = Regions()
 
     def begin(self) -> None:
@@ -162,7 +163,7 @@ class ForwardTraffic:
 
     def note_call(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add what a call of ``operator`` in the current pass reads, and note the storages that it makes."""
-        name = operator.__name__.partition(".")[0]  # without its overload
+        name = operator.__name__.partition(".")[0]  # without the name of the overload
         inputs = list(_tensors((args, kwargs)))
         results = list(_tensors(result))
         input_storages = {_identity(tensor) for tensor in inputs}

@@ -18,11 +18,11 @@ _FACTORS = {
     "aten::baddbmm": (1, 2),
 }
 _LEAST_ELEMENTS = 1 << 12  # smaller tensors are not searched for zeros
-_MOSTLY_ZERO = 0.5  # share of zeros from which on rows and columns are searched too
+_MOSTLY_ZERO = 0.5  # with this share of zeros, rows and columns are searched too
 
 
 def product_of_call(name: str, args: Any, storages: StorageNumbers) -> Product | None:
-    """Return the matrix product that the operator ``name`` computes; None if it computes none of dense matrices."""
+    """Return the product of dense matrices that the operator ``name`` computes; None if it computes no such product."""
     positions = _FACTORS.get(name)
     if positions is None:
         return None

@@ -1,8 +1,8 @@
 """Measures the machine's ceilings: the rate of a large matmul, and of a large copy.
 
-Other users of the machine come and go, and can only slow it. So the best of several short probes is nearest to the
-truth, and the best readings are kept across runs. The probes wait for the device and take a part of its free memory:
-call them after all timing, when the peaks are read. On the CPU they use ``torch.get_num_threads()`` threads.
+Other users of the machine come and go, and can only slow it down. So the best of several short probes is nearest to
+the truth, and the best readings are kept across runs. The probes wait for the device and take a part of its free
+memory: call them after all timing, when the peaks are read. On the CPU they use ``torch.get_num_threads()`` threads.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ AGREE = 0.8  # two readings agree if the smaller is at least this share of the l
 # how long there is no new reading after two readings have agreed, because a reading costs each run CPU time
 FRESH_S = 86_400.0
 
-_PROBES = 3  # of a reading, of which the fastest counts
-_PAUSE_S = 0.05  # between two probes
+_PROBES = 3  # the probes of a reading, of which the fastest counts
+_PAUSE_S = 0.05  # the pause between two probes
 _MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
 
 # Sides of the square matrices. The smallest matmul takes milliseconds even if the dtype is emulated.
@@ -109,13 +109,14 @@ def fastest(
     """Return the size with the highest rate, and the seconds of its fastest matmul; None if all are too short.
 
     Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED``; both are
-    required, because a busy CPU may stall any matmul for that long. They also end if memory or time is too short for
-    the next size, which takes up to eight times as long. Then the two best sizes repeat until ``left_s`` is negative.
+    required, because a busy CPU may stall any matmul for that long. Growing also ends if memory or time is too short
+    for the next size, which takes up to eight times as long. Then the two best sizes are repeated until ``left_s`` is
+    negative.
     """
     # the size of a matmul to its least seconds
     seconds: dict[int, float] = {}
     size = SMALLEST
-    previous_s = inf  # of the previous size
+    previous_s = inf  # the seconds of the previous size
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
             # Twice, because the first time includes fresh pages and the choice of a kernel.
@@ -208,7 +209,7 @@ class Products:
 # enlarge the process, both together are twice the last-level cache of many CPUs.
 ON_A_GPU_BYTES = 512 << 20
 ON_A_CPU_BYTES = 32 << 20
-_COPIES = 3  # of which the fastest counts
+_COPIES = 3  # the copies of a reading, of which the fastest counts
 
 
 def copy_rate(

@@ -167,7 +167,7 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
     precision = _older_setting(torch.get_float32_matmul_precision)
     if precision is not None:
         return precision
-    backends: Any = torch.backends  # which torch types in part
+    backends: Any = torch.backends  # torch has no types for a part of it
     library = backends.mkldnn if device_type == "cpu" else backends.cuda
     return _OLDER_WORDS.get(library.matmul.fp32_precision, "unknown")
 
@@ -175,7 +175,7 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Within this context float32 is exact: no TF32 or bf16 inside matmuls and convolutions."""
-    libraries: Any = torch.backends  # which torch types in part
+    libraries: Any = torch.backends  # torch has no types for a part of it
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
     operators = [
         cuda.matmul,

@@ -77,9 +77,9 @@ def initialized(nvml: Any = None) -> Any:
 def gpu_of(
     device: torch.device, nvml: Any = None, properties: Any = None
 ) -> Gpu | None:
-    """Return the GPU of a CUDA device; None off NVIDIA, without NVML, and under MIG.
+    """Return the GPU of a CUDA device; None for other vendors than NVIDIA, without NVML, and under MIG.
 
-    Call it from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
+    Call it from the thread that uses CUDA. Tests pass ``nvml`` and the ``properties`` of the device.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -94,7 +94,7 @@ def gpu_of(
         gpu = Gpu(nvml.nvmlDeviceGetHandleByUUID(uuid), nvml, uuid)
     except Exception:
         return None
-    # Under MIG NVML has the whole card's figures; it has no such mode where the GPU has no MIG.
+    # Under MIG, NVML has the figures of the whole card. If the GPU has no MIG, NVML reports no mode.
     mig_mode = gpu.call("nvmlDeviceGetMigMode")
     is_sliced = mig_mode is not None and bool(mig_mode[0])
     return None if is_sliced else gpu
@@ -128,7 +128,7 @@ def gpu_sharing(
 ) -> GpuSharing | None:
     """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
-    None if NVML does not answer within ``patience_s``, hence the thread.
+    None if NVML does not answer within ``patience_s``. A thread calls it, because it may hang.
     """
     readings: list[GpuSharing | None] = []
 
@@ -334,10 +334,10 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
-    """Return the reasons for which the GPU throttled in a fair share of the samples; None if no sample has reasons."""
+    """Return the reasons why the GPU throttled in at least 5 % of the samples; None if no sample has reasons."""
     masks: list[int] = []
     for mask in _without_none(sample.reasons for sample in samples):
-        # NVML sets the general bit along with either of these two, to which it adds nothing.
+        # If NVML sets one of these two bits, it also sets the general bit, which adds no information.
         has_special_bit = bool(mask & (_HARDWARE_THERMAL | _POWER_BRAKE))
         masks.append(mask & ~_HARDWARE if has_special_bit else mask)
     if not masks:

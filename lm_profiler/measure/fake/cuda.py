@@ -30,7 +30,7 @@ _IN_FLOAT32_OF_ALL_RELEASES = frozenset({
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-# the same of some versions of torch; in 2.11 autocast does not change the last one
+# the same for functions that autocast changes only in some versions of torch; in 2.11 it does not change the last one
 _IN_FLOAT32_OF_SOME_RELEASES = ("huber_loss", "logsumexp", "rms_norm")
 
 

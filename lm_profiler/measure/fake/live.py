@@ -49,7 +49,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would have torch import its compiler, to exclude this mode from it.
+        # If this were True, torch would import its compiler, to exclude this mode from it.
         return False
 
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
@@ -69,7 +69,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self.notes: StorageNotes | None = None
         # returns where an operator is called from; called only for notes
         self.site: Callable[[Any], Site] = _operator_alone
-        self._site = NOWHERE  # of the operator that runs
+        self._site = NOWHERE  # the site of the operator that runs
         # An upper bound of the bytes held during a convolution: on the CPU it copies its inputs and its result into
         # padded layouts of its own.
         self.convolution_bytes = 0
@@ -263,7 +263,7 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.used_bytes = 0
-        self.reserved_bytes = 0  # of all segments
+        self.reserved_bytes = 0  # the bytes of all segments
         # The free blocks in order, by ``is_small``: small and large requests have separate pools, so that a small
         # request never splits a large block.
         self._free_blocks: dict[bool, list[MemoryBlock]] = {True: [], False: []}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     FakeTensor = FAKES.as_base("FakeTensor")
 
-MOST_ELEMENTS = 1 << 18  # of a tensor whose value is kept
+MOST_ELEMENTS = 1 << 18  # the most elements of a tensor whose value is kept
 
 # The lines that called ``float`` on an unknown number, which then had to return 1.0. The keys are in the order of the
 # calls; the values are not used.

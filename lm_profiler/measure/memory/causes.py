@@ -321,7 +321,7 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
     """Return the bytes of each storage on ``device``, by its identity."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        # Nearly all tensors are plain, so ``plain_tensors_of`` would check their attributes for nothing.
+        # Nearly all tensors are plain, and need not be checked by ``plain_tensors_of``.
         is_plain = (
             type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         )

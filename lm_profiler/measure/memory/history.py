@@ -75,7 +75,7 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
     return facts_of(stats, None if total is None else total - free)
 
 
-# how torch's snapshot marks a segment that no graph and no user's pool has
+# the pool id in torch's snapshot of a segment that belongs to no graph and to no pool of a user
 _NO_POOL = (0, 0)
 
 
@@ -153,7 +153,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
-    """Return the sizes in an out-of-memory error, as torch prints them (two decimals); None for any other error.
+    """Return the sizes in the message of an out-of-memory error, with two decimals; None for any other error.
 
     On the CPU free and total memory are read now, since the error lacks them: the failed allocation took none.
     """

@@ -63,8 +63,8 @@ class SavedTensors:
     def _set_watching(self, is_watching: bool) -> None:
         """Add or remove our hooks, and note that they are there.
 
-        Each is a single statement, so that an interrupt hardly comes between the two: hooks would then stay, or be
-        removed twice.
+        Both are done in a single statement, so that an interrupt hardly comes between them: the hooks would then stay,
+        or be removed twice.
         """
         if is_watching and not self.is_watching:
             _, self.is_watching = self._enter(), True

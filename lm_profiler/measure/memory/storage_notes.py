@@ -55,7 +55,7 @@ class TensorReporter:
     optimizers: Sequence[Optimizer]
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
     # returns the number that identifies a storage in the notes
-    storage: Callable[[Any], int]
+    identity_of: Callable[[Any], int]
     # takes the code of the part that begins, the tensors with causes, and those that autograd saved (None unless
     # forward has ended)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
@@ -85,7 +85,7 @@ class TensorReporter:
     def _saved_tensors(self) -> Iterator[SeenTensor]:
         """Yield what autograd saved for backward."""
         for tensor in self.saved:
-            yield from seen_tensors("activations", None, tensor, self.storage)
+            yield from seen_tensors("activations", None, tensor, self.identity_of)
 
     def _tensors_with_cause(self) -> Iterator[SeenTensor]:
         """Yield the parameters, gradients, optimizer states and buffers, each with its cause and its name."""
@@ -93,10 +93,10 @@ class TensorReporter:
         parameter: Tensor
         for name, parameter in self.module.named_parameters():
             names[parameter] = name
-            yield from seen_tensors("parameters", name, parameter, self.storage)
+            yield from seen_tensors("parameters", name, parameter, self.identity_of)
             if parameter.grad is not None:
                 yield from seen_tensors(
-                    "gradients", f"gradient of {name}", parameter.grad, self.storage
+                    "gradients", f"gradient of {name}", parameter.grad, self.identity_of
                 )
         for optimizer in self.optimizers:
             for parameter, states in optimizer.state.items():
@@ -107,18 +107,24 @@ class TensorReporter:
                     if isinstance(state, Tensor):
                         state_name = f"{key} of {parameter_name}"
                         yield from seen_tensors(
-                            "optimizer_states", state_name, state, self.storage
+                            "optimizer_states", state_name, state, self.identity_of
                         )
         for name, buffer in self.module.named_buffers():
-            yield from seen_tensors("buffers", name, buffer, self.storage)
+            yield from seen_tensors("buffers", name, buffer, self.identity_of)
 
 
 def seen_tensors(
-    cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id
+    cause: str,
+    name: str | None,
+    tensor: Tensor,
+    identity_of: Callable[[Any], int] = id,
 ) -> Iterator[SeenTensor]:
-    """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored."""
+    """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored.
+
+    ``identity_of`` returns the number that identifies a storage.
+    """
     for piece in plain_tensors_of(tensor):
-        identity = storage(piece.untyped_storage())
+        identity = identity_of(piece.untyped_storage())
         yield SeenTensor(
             storage=identity,
             cause=cause,

@@ -45,10 +45,10 @@ form-action 'none'"
 )
 
 # Limits on the size of a page.
-_ALL_STEPS = 3_000  # over all runs
-_ALL_KERNELS = 5_500  # rows, over all runs
-_ALL_POINTS = 10_000  # of curves, over all runs
-_MOST_POINTS = 1_000  # of a curve of one run
+_ALL_STEPS = 3_000  # steps of all runs together
+_ALL_KERNELS = 5_500  # rows of kernels of all runs together
+_ALL_POINTS = 10_000  # points of the curves of all runs together
+_MOST_POINTS = 1_000  # points of a curve of one run
 _KERNEL_RUNS = 100  # runs whose kernels are shown
 _FEWEST_ITEMS = 20  # steps, rows and points that each run may have in any case
 

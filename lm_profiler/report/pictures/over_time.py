@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 _PANEL_WIDTH = 8.6  # inches of a picture with one panel
 _FURTHER_WIDTH = 6.2  # inches of each further panel
 _MOST_TIMELINES = 4
-_CHARACTER_SHARE = 0.012  # of the axis for each character of a phase's name; names with less room are rotated
+# The share of the axis that a character of a phase's name needs. A name with less room is rotated.
+_CHARACTER_SHARE = 0.012
 
 
 def titled_timelines(
@@ -199,7 +200,7 @@ _MOST_RANKS = 4
 _HIDDEN_COLOUR = "#DDCC77"
 _EXPOSED_COLOUR = SERIES_COLOURS[2]
 _FINEST = 1000  # gaps in computation that are shorter than the step divided by this are not drawn
-_WIDE_ENOUGH = 0.01  # share of the computation from which on a phase is visible
+_WIDE_ENOUGH = 0.01  # a phase with this share of the computation is visible
 
 Span = tuple[float, float]  # begin and length in ms
 

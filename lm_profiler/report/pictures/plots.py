@@ -149,7 +149,7 @@ _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_b
 
 _BARS_WIDTH = 8.0
 _NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
-_MOST_NAMES = 100  # of more bars only every k-th has its name printed
+_MOST_NAMES = 100  # with more bars, only every k-th one has its name printed
 # fewer bars have a white line between their parts; it would hide thinner bars
 _SPACED_BARS = 50
 
@@ -246,7 +246,8 @@ def _step_text(step: Estimate, failure_text: str) -> str:
 
 # -- a figure against a fact -------------------------------------------------------------------------------------------
 
-_MOST_LINES = 12  # in a legend, and of text below an axis; of further ones only the number is shown
+# the most lines in a legend, and lines of text below an axis; of further ones only the number is shown
+_MOST_LINES = 12
 _WIDTH = 7.2
 _MOST_TICKS = 24
 _TICK_CHARACTERS = 32  # longer names are shortened

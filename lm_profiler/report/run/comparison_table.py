@@ -1,4 +1,4 @@
-"""Tables of a comparison, also in the formats of CI services, and of what this version concludes about older runs."""
+"""Tables of a comparison, also in the formats of CI services; and of what this version concludes differently."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _STYLES = {
     "MORE": "red",
     "UNCLEAR": "yellow",
 }
-_MOST_CAUSES = 3  # phases that a verdict names
-_MOST_CHARACTERS = 60  # of a value in the table of changed fields
+_MOST_CAUSES = 3  # the most phases that a verdict names
+_MOST_CHARACTERS = 60  # the most characters of a value in the table of changed fields
 
 # what decides on a busy machine
 _WORK = {

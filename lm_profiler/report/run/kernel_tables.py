@@ -23,14 +23,15 @@ _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
 # Parts of a kernel's C++ name that say nothing about what it computes.
 _NAME_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-_LEAST_SHARE = 0.02  # of forward, from which on a kernel that is not a matmul is named
-_MOST_NAMES = 5  # of such kernels
+# a kernel that is not a matmul is named if it has this share of forward
+_LEAST_SHARE = 0.02
+_MOST_NAMES = 5  # the most such kernels that are named
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
 _LARGEST_MODULES = 10
 # the first columns of the table of kernels are texts, the others are figures
 _KERNEL_TEXTS = 5
-_CALLER_WIDTH = 32  # characters of the calling operator on a terminal
+_CALLER_WIDTH = 32  # the most characters of the calling operator on a terminal
 IDLE = "idle"
 
 

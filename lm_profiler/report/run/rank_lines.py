@@ -153,8 +153,9 @@ def communication_lines(ranks: Ranks) -> list[str]:
 def who_waits(ranks: Ranks) -> str:
     """Return which ranks the others wait for, how sure that is, and what fixing it would save."""
     finding = ranks.finding
-    waiting_s = ranks.waiting_share * ranks.step_s
-    waits = f"on average a rank waits {ms_text(waiting_s)} of {ms_text(ranks.step_s)} ms per step"
+    waiting_ms = ms_text(ranks.waiting_share * ranks.step_s)
+    step_ms = ms_text(ranks.step_s)
+    waits = f"on average a rank waits {waiting_ms} of {step_ms} ms per step"
     if finding.kind == "equal":
         return f"no rank is slower than the others; {waits}"
     if finding.kind == "unsure":

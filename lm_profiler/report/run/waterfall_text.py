@@ -26,7 +26,7 @@ from lm_profiler.report.tables.table import (
 
 # terms below this share of the step are summed up on the terminal
 _SMALL_SHARE = 0.01
-_ROUNDING_SHARE = 1e-3  # of a term: a smaller rest without a phase is a rounding error
+_ROUNDING_SHARE = 1e-3  # a rest without a phase that is a smaller share of its term is a rounding error
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _MOST_UNEXPLAINED = 0.1
 # the first and the last term, shown even if their text is 0
@@ -263,7 +263,7 @@ def reason_without_ceilings(waterfall: Waterfall) -> str:
 
 
 def missing_input(record: RunRecord) -> str:
-    """Return the first input that the run's waterfall lacks, and how to provide it."""
+    """Return the first missing input of the run's waterfall, and how to provide it."""
     use = record.utilisation
     if record.status != "ok":
         reason = ""

@@ -284,8 +284,8 @@ _TEXT_FUNCTIONS = {
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
-_GAP = "  "  # between columns
-# to which a column of text may be narrowed so that the table stays in one piece
+_GAP = "  "  # the gap between columns
+# the width to which a column of text may be narrowed, so that the table stays in one piece
 _LEAST_WIDTH = 16
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _SPACES_FOR_BREAKS = str.maketrans(dict.fromkeys(_LINE_BREAKS, " "))

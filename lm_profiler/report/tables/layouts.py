@@ -311,7 +311,8 @@ def _attention_cell(entry: Entry) -> TableCell:
 
 
 def _compile_cell(entry: Entry) -> TableCell:
-    return _word_cell(COLUMNS["compile"].get(entry))  # as a frame prints it: True
+    # "True" or "False", as a data frame prints it
+    return _word_cell(COLUMNS["compile"].get(entry))
 
 
 def _status_cell(entry: Entry) -> TableCell:
@@ -665,7 +666,7 @@ def laid_out(entries: Sequence[Entry], layout: str) -> Table:
 
 
 def by_size(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the runs from the smallest to the largest size; they come in alphabetical order.
+    """Return ``entries``, which are in alphabetical order, from the smallest to the largest size.
 
     The cells of a single sweep keep their order in the sweep.
     """

@@ -144,8 +144,8 @@ def _baselines_across(
 ) -> list[int | None]:
     """Return, for each column of a pivot, the index of the column by which it is divided; None if there is none.
 
-    That column has the baseline's value, and otherwise the same facts. ``columns`` are the runs of each column, and
-    ``column_facts`` the facts by which the pivot divides runs into columns.
+    The two columns have equal facts, except that the divisor has the baseline's value. ``columns`` are the runs of each
+    column, and ``column_facts`` the facts by which the pivot divides runs into columns.
     """
     other_facts = [fact for fact in column_facts if fact.name != baseline.column.name]
     baseline_is_among_facts = len(other_facts) < len(column_facts)

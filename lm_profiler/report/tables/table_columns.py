@@ -132,7 +132,7 @@ def _dimension_getter(name: str) -> Callable[[Entry], Any]:
         option = entry.option(f"model.{name}")
         if option is None:
             option = getattr(preset_of(entry.option("model.size")), name, None)
-        return option or None  # without experts their number means nothing
+        return option or None  # without experts their number has no meaning
 
     return get
 

@@ -35,7 +35,7 @@ from lm_profiler.report.views.view import Limits, View, left_no_run
 # characters that fit on the axis; the name of a phase with less room is slanted
 _CHARACTERS_ON_AXIS = 80
 _COARSE_COLOURS = CAUSE_COLOURS | {"activations_and_rest": CAUSE_COLOURS["activations"]}
-_HEADROOM = 1.12  # of the axis above the peak, for its text
+_HEADROOM = 1.12  # the end of the axis as a multiple of the peak, so that there is room for its text
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:

@@ -35,7 +35,7 @@ _WAITING_COLOUR = PALE
 # An excess of this share of the mean step may have the full colour; a smaller one is paler, so that noise is pale.
 _FULL_COLOUR_SHARE = 0.1
 _FULL_COLOUR_SHARE_OF_ONE_STEP = 0.2
-_MOST_NAMES = 16  # ranks that an axis names
+_MOST_NAMES = 16  # the most ranks that an axis names
 # the height of the chart of steps, and of a rank in it
 _LEAST_PX = 190
 _MOST_PX = 930

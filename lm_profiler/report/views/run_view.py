@@ -42,8 +42,9 @@ from lm_profiler.report.views.view import Limits, View, left_no_run
 
 # A warm-up step that takes this many times as long as all others is cut off, so that the others can be read.
 _SLOW_WARMUP = 2
-_AXIS_HEIGHT = 1.2  # times the longest measured step, if the warm-up is cut off
-_MOST_OWNERS = 12  # the fold with all figures has further ones
+_AXIS_HEIGHT = 1.2  # the end of the axis as a multiple of the longest measured step, if the warm-up is cut off
+# the most owners that are drawn; the fold with all figures has the others too
+_MOST_OWNERS = 12
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
@@ -156,7 +157,7 @@ def _figures(record: RunRecord) -> list[Json]:
         blocks_of_table = table(replace(printed, title=""))
         if printed.title:
             section_blocks.append(section(printed.title, *blocks_of_table))
-        else:  # a further table of the section before it
+        else:  # a further table of the previous section
             section_blocks[-1]["blocks"] += blocks_of_table
     return [side_by_side(*section_blocks)]
 
@@ -196,14 +197,15 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
         return []
     stride = math.ceil(len(means) / most_steps)
     rows = means[::stride]
-    rows_before_stretch = math.ceil(record.stretch.start / stride)
     warmup_rows = sum(row.stage == "warmup" for row in rows)
-    warmup = min(warmup_rows + rows_before_stretch, len(rows))
-    odd_rows = {row.step: row for row in means}
+    # The figures of the run begin at measured step ``stretch.start``. Steps before it are drawn like warm-up.
+    unused_rows = math.ceil(record.stretch.start / stride)
+    warmup = min(warmup_rows + unused_rows, len(rows))
+    row_by_step = {row.step: row for row in means}
     charts = {}
     for clock, name in _clocks(record, rows).items():
         steps = _StepColumns(rows, warmup, clock)
-        charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
+        charts[name] = [_chart_of_steps(steps, _odd_marks(record, row_by_step, steps))]
     notes = []
     if stride > 1:
         notes.append(f"The picture shows every {stride}th of {len(means):,} steps.")
@@ -300,10 +302,10 @@ def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
 
 
 def _odd_marks(
-    record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns
+    record: RunRecord, row_by_step: dict[int, StepRow], steps: _StepColumns
 ) -> list[Json]:
-    """Return a mark at each odd step, whose text is shown when the pointer is on it; ``rows`` has steps by number."""
-    odd_steps = [odd for odd in record.odd_steps if odd.step in rows]
+    """Return a mark at each odd step, whose text is shown when the pointer is on it."""
+    odd_steps = [odd for odd in record.odd_steps if odd.step in row_by_step]
     if not odd_steps:
         return []
     has_ranks = len(record.rank_step_s) > 1
@@ -322,7 +324,7 @@ def _odd_marks(
         "mode": "markers",
         "name": "odd",
         "x": [odd.step for odd in odd_steps],
-        "y": [steps.time_ms(rows[odd.step]) for odd in odd_steps],
+        "y": [steps.time_ms(row_by_step[odd.step]) for odd in odd_steps],
         "text": texts,
         "marker": marker,
         "hovertemplate": "%{text}<extra></extra>",

@@ -73,7 +73,7 @@ def missing(entry: Entry) -> str | None:
     if record.waterfall is None:
         return f"No waterfall: {waterfall_text.missing_input(record)}"
     if record.contended:
-        # a shared machine: the terms would contain what other processes took
+        # On a shared machine the terms would contain the time that other processes took.
         return f"No waterfall: {waterfall_text.NO_SUM}."
     return None
 
