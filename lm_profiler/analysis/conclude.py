@@ -393,6 +393,7 @@ def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     workers_ran_s = max(contention.had_s - trainer_ran_s, 0.0)
     workers_waited_s = max((contention.waited_s or 0.0) - trainer_waited_s, 0.0)
     workers_s = contention.wall_s * loader.workers
+    # A worker is awake if it runs, or waits for a CPU.
     awake_share = min((workers_ran_s + workers_waited_s) / workers_s, 1.0)
     return {"loader": loader.model_copy(update={"awake_share": awake_share})}
 

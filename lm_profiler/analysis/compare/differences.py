@@ -109,7 +109,7 @@ def flat_options(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         path = f"{prefix}.{key}".lstrip(".")
         if key == "init_args" and prefix:
-            path = prefix
+            path = prefix  # the command line leaves out this level
         if isinstance(value, Mapping) and value:
             values.update(flat_options(value, path))
         else:

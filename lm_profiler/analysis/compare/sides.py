@@ -355,7 +355,7 @@ def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
     """Return one note for each kind of statement about runs; it names the first run, and the number of the others."""
     by_kind: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in statements:
-        kind = re.split("[:(]", text)[0]
+        kind = re.split("[:(]", text)[0]  # without the details of the single run
         by_kind.setdefault(kind, []).append((folder, text))
     notes = []
     for group in by_kind.values():

@@ -63,23 +63,23 @@ def needless_operators(
     A call counts only for the first reason that applies. A reason is left out if its operators take less than
     ``least_share`` of the time of all operators.
     """
-    found: list[NeedlessOperators] = []
-    seen: set[int] = set()
+    entries: list[NeedlessOperators] = []
+    counted_calls: set[int] = set()
     total_s = sum(step.phase_s.values())
     for reason, shares, place in _groups(step):
         new_shares = {}
         for number, share in shares.items():
             is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
-            is_new = reason in (_SIDE_WORK, _UNFUSED) or number not in seen
+            is_new = reason in (_SIDE_WORK, _UNFUSED) or number not in counted_calls
             if is_large and is_new:
                 new_shares[number] = share
-        seen.update(new_shares)
+        counted_calls.update(new_shares)
         needless_s = 0.0
         for number, share in new_shares.items():
             needless_s += share * step.calls[number].seconds
         if needless_s > 0.0 and needless_s >= least_share * total_s:
-            found.append(_operators(step, reason, new_shares, place))
-    return found
+            entries.append(_operators(step, reason, new_shares, place))
+    return entries
 
 
 def factorizing_operators(step: StepCalls) -> list[str]:

@@ -121,6 +121,7 @@ def _lost_s(
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
     thread_lost_s = waited_s + taken_share * ran_s
     other_threads_ran_s = max(cpu_s - ran_s, 0.0)
+    # They are taken to have got the share of the CPU time that other programs left.
     other_threads_lost_s = other_threads_ran_s * taken_share / (1.0 - taken_share)
     return thread_lost_s, other_threads_lost_s
 
@@ -385,6 +386,8 @@ def _unevenness(own_s: Seconds) -> float:
     residuals_s = own_s - step_means_s - rank_levels_s[:, None]
     variance = float((residuals_s**2).sum()) / freedom
 
-    ninth = 2.0 / (9.0 * freedom)
-    chi_square_quantile = (1.0 - ninth + _CHANCE_QUANTILE * math.sqrt(ninth)) ** 3
-    return math.sqrt(variance / chi_square_quantile) / mean_s
+    # The cube root of chi-square per degree of freedom is about normal. This is its variance; its mean is 1 minus that.
+    root_variance = 2.0 / (9.0 * freedom)
+    root_quantile = 1.0 - root_variance + _CHANCE_QUANTILE * math.sqrt(root_variance)
+    chi_square_per_freedom = root_quantile**3
+    return math.sqrt(variance / chi_square_per_freedom) / mean_s

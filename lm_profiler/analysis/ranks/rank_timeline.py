@@ -104,6 +104,7 @@ class Track:
         validation.
         """
         parts = OUTSIDE + 1
+        # one number for a step and a part, so that bincount sums over both
         step_and_part = self.step_of_mark[:-1] * parts + self.codes[:-1]
         durations_ns = np.diff(self.marks_ns)
         spent_ns = np.bincount(step_and_part, durations_ns, len(steps) * parts)

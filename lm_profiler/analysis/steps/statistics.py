@@ -129,6 +129,7 @@ def ar1_means(values: Series) -> tuple[Series, Series, Series]:
     mean = weighted_sum / weight
     squares = first_weight * first_value**2 + (whitened**2).sum(axis=1)
     squares_about_mean = np.maximum(squares - weighted_sum**2 / weight, 0.0)
+    # the noise is at least ``FINEST``
     variance = squares_about_mean / count_later + FINEST**2 * first_weight
     score = count_later * np.log(variance) - np.log(first_weight) + np.log(weight)
     return score, mean, np.sqrt(variance / weight)
@@ -240,6 +241,7 @@ def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_NEIGHBOURS)
     inner = np.median(windows, axis=1)
     reach = _HAMPEL_NEIGHBOURS // 2
+    # the first and the last values have no window of their own, and get the median of the nearest one
     medians = np.pad(inner, reach, mode="edge")
     most_distance = _HAMPEL_DEVIATIONS * noise_of(np.diff(values))
     is_outlier = np.abs(values - medians) > most_distance

@@ -125,6 +125,7 @@ def find_course(values: Series, smallest: float) -> Course:
             edges, levels=_means_between(values, edges), trend=np.zeros(count)
         )
 
+    # The trend was fitted to the means of blocks. Each mean is taken to be the value in the middle of its block.
     block_middles = (np.arange(means.size) + 0.5) * block - 0.5
     trend_by_value = np.interp(np.arange(count), block_middles, trend.values)
     centred_trend = trend_by_value - trend_by_value.mean()
@@ -582,6 +583,7 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
     products = regressors.shapes @ response - products_by_constant / constant_weight
     slopes = products / regressors.weights
 
+    # the scores: -2 log likelihood, marginal in the level, the slope and the scale
     finest_variance = FINEST**2 * first_weight
     common_score = -math.log(first_weight) + math.log(constant_weight)
     level_variance = squares / (count - 1) + finest_variance
@@ -609,7 +611,8 @@ def _whitened(values: Series, coefficient: float) -> Series:
 def _unit_shapes(count: int) -> tuple[Series, NDArray[np.bool_]]:
     """Return a straight line and decays as (shapes, n) with mean square 1, and (shapes,) which of them are decays."""
     steps = np.arange(count)
-    shapes = [steps - (count - 1) / 2.0]
+    straight_line = steps - (count - 1) / 2.0
+    shapes = [straight_line]
     for decay in _DECAYS:
         if decay <= count / 2:
             shapes.append(np.exp(-steps / decay))
@@ -617,5 +620,5 @@ def _unit_shapes(count: int) -> tuple[Series, NDArray[np.bool_]]:
         shapes.append((steps + beginning) ** -0.5)
     stacked = np.stack(shapes)
     root_mean_squares = np.sqrt((stacked**2).mean(axis=1, keepdims=True))
-    is_decay = np.arange(len(shapes)) > 0
+    is_decay = np.arange(len(shapes)) > 0  # all shapes after the straight line
     return np.asarray(stacked / root_mean_squares), is_decay

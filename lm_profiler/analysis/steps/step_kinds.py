@@ -65,6 +65,7 @@ def _clusters(values: Series) -> list[NDArray[np.bool_]]:
     if not values.size:
         return []
     order = np.argsort(values)
+    # the sorted values are divided at each wide gap
     ends = np.flatnonzero(np.diff(values[order]) >= _GAP) + 1
     groups = [group for group in np.split(order, ends) if group.size >= _FEWEST]
     spread = max((float(values[group].std()) for group in groups), default=0.0)

@@ -397,15 +397,16 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     logs = logs - offsets_of(kinds, count)
 
     if warms_up:
-        cut, is_settled, course, is_outlier = _cut_warm_up(logs)
+        warm_up = _cut_warm_up(logs)
     else:
-        cut = 0
-        is_settled = True
         course, is_outlier = _course_of(logs)
+        warm_up = _WarmUp(0, is_settled=True, course=course, is_outlier=is_outlier)
+    cut = warm_up.steps
+    course = warm_up.course
 
     distances = np.abs(np.expm1(logs[cut:] - course.fitted))
     odd = np.zeros(count, bool)
-    odd[cut:] = is_outlier & (distances >= ODD)
+    odd[cut:] = warm_up.is_outlier & (distances >= ODD)
     for kind in kinds:
         odd |= kind.members
     edges = tuple(cut + edge for edge in course.edges)
@@ -415,7 +416,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         cut=cut,
         edges=edges,
         trend=np.concatenate([np.zeros(cut), course.trend]),
-        is_settled=is_settled,
+        is_settled=warm_up.is_settled,
         pattern=pattern,
         odd=odd,
         begin=begin,
@@ -424,32 +425,40 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     )
 
 
-def _cut_warm_up(logs: Series) -> tuple[int, bool, Course, NDArray[np.bool_]]:
+class _WarmUp(NamedTuple):
+    """The warm-up of a run, and the course of the steps after it."""
+
+    steps: int  # the number of steps of the warm-up
+    is_settled: bool  # whether it was over within the first half of the run
+    course: Course
+    is_outlier: NDArray[np.bool_]  # which of the steps after it are outliers
+
+
+def _cut_warm_up(logs: Series) -> _WarmUp:
     """Find the warm-up, which is at most the first half of the steps.
 
     It consists of single slow steps, then of a decay, then of levels that are higher than what follows.
-
-    Returns:
-        the number of its steps; whether it was over within the first half; the course of the steps after it; which of
-        these are outliers.
     """
     count = logs.size
+    # single slow steps
     cut = _far_out_at_the_beginning(logs)
     is_settled = True
     course, is_outlier = _course_of(logs[cut:])
+    # a decay, until the excess is small
     if course.excess is not None:
         is_low = course.excess < _SMALL_LOG
         settling_steps = int(is_low.argmax()) if is_low.any() else count - cut
         is_settled = cut + settling_steps <= count // 2
         cut = min(cut + settling_steps, count // 2)
         course, is_outlier = _course_of(logs[cut:])
+    # levels that are higher than what follows
     high_steps = _leading_high_levels(course, most_values=count // 2 - cut)
     if high_steps:
         cut += high_steps
         course = course.starting_at(high_steps)
         is_outlier = is_outlier[high_steps:]
         is_settled = is_settled and 2 * cut < count
-    return cut, is_settled, course, is_outlier
+    return _WarmUp(cut, is_settled, course, is_outlier)
 
 
 def _longest_stretch(edges: Sequence[int]) -> tuple[int, int]:

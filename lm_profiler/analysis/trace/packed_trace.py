@@ -463,20 +463,31 @@ class _Packing:
         if len(processes) < 2:
             return self.process_counts.with_devices(processes, {}, {})
 
-        names_by_number = list(self.name_numbers)
+        launches = self._launches_by_process(host_rows)
+        work = self._work_by_track(device_rows)
+        return self.process_counts.with_devices(processes, launches, work)
+
+    def _launches_by_process(self, host_rows: Rows) -> dict[str, dict[int, Launch]]:
+        """Return the launches of each process, by their correlation numbers."""
+        names = list(self.name_numbers)
+        process_of_thread = [process for process, _ in self.threads]
         launches: defaultdict[str, dict[int, Launch]] = defaultdict(dict)
         is_launch = host_rows[:, KIND] == LAUNCH
         for start, _, thread, _, correlation, name in host_rows[is_launch].tolist():
             process = process_of_thread[thread]
-            launch = Launch(start, names_by_number[name])
-            launches[process][correlation] = launch
+            launches[process][correlation] = Launch(start, names[name])
+        return launches
+
+    def _work_by_track(self, device_rows: Rows) -> dict[Track, list[DeviceWork]]:
+        """Return what ran on the device, by track."""
+        names = list(self.name_numbers)
         tracks = list(self.tracks)
         work: defaultdict[Track, list[DeviceWork]] = defaultdict(list)
         for row, track in zip(device_rows.tolist(), self._device_track, strict=True):
             start, _, name, correlation = row
-            device_work = DeviceWork(start, names_by_number[name], correlation)
+            device_work = DeviceWork(start, names[name], correlation)
             work[tracks[track]].append(device_work)
-        return self.process_counts.with_devices(processes, launches, work)
+        return work
 
     def host_rows(self) -> Rows:
         """Return (events, 6) the rows of the host's events: first those that were decoded, then the other operators.
@@ -505,6 +516,7 @@ class _Packing:
         """Add operators by the text that the file has for them; a text that occurred before is not decoded again."""
         inputs = []
         for argument_text in events.arguments:
+            # what comes before the inputs, such as a sequence number, may differ from call to call
             _, _, input_text = argument_text.partition('"Input ')
             if input_text not in self._input_numbers:
                 arguments = json.loads(f"{{{argument_text}}}", strict=False)

@@ -315,6 +315,8 @@ def union_of_intervals(
     reached = np.maximum.accumulate(stop)
     begins_part = np.ones(len(order), dtype=bool)
     begins_part[1:] = start[1:] > reached[:-1]
+    # An interval ends a part if the next one begins a part. np.roll puts the first one, which begins a part, after the
+    # last one.
     ends_part = np.roll(begins_part, -1)
     return start[begins_part], reached[ends_part]
 

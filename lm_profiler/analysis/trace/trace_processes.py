@@ -48,9 +48,8 @@ class DeviceWork(NamedTuple):
     correlation: int
 
 
-LaunchesByProcess = Mapping[
-    str, Mapping[int, Launch]
-]  # by process, then by correlation number
+# by process, then by correlation number
+LaunchesByProcess = Mapping[str, Mapping[int, Launch]]
 WorkByTrack = Mapping[Track, Sequence[DeviceWork]]
 
 

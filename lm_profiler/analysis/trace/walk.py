@@ -100,6 +100,7 @@ def _nesting_of(rows: Rows) -> _Nesting:
         if kind == FORWARD_LINK:
             module_of_link[value] = module[inner]
         elif kind == BACKWARD_LINK:
+            # The range around the link belongs to the module of its forward pass.
             if stack:
                 module[inner] = module_of_link.pop(value, module[inner])
         else:

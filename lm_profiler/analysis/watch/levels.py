@@ -177,6 +177,7 @@ class LevelFollower:
         steps, seconds = self._unfinished.fill(steps, seconds)
         if len(steps) == 0:
             return
+        # the blocks in which a change is searched for, and a few before them, in which ``_exact_step`` searches too
         most_steps = (_RECENT + 4) * BLOCK + len(steps)
         self._recent.add(steps, seconds, most_steps)
         for block in cut_into_blocks(steps, seconds):
@@ -328,6 +329,7 @@ class LevelFollower:
         squares = squares[~np.isnan(squares)]
         if len(squares) < _FEWEST_DIFFERENCES:
             return None, 0
+        # The variance of a difference is twice that of a block.
         variance = float(squares.mean()) / 2.0
         return max(math.sqrt(variance), FINEST), len(squares)
 
@@ -353,13 +355,16 @@ class LevelFollower:
         begin_step = self._blocks[begin].first_step
         onset_step = self._blocks[onset].first_step
         last_step = self._blocks[-1].last_step
+        # (steps, TIMED) each
         _, seconds_before = self._recent.steps_between(begin_step, onset_step - 1)
         _, seconds_after = self._recent.steps_between(onset_step, last_step)
         if not len(seconds_before) or not len(seconds_after):
+            # The single steps are no longer in memory.
             return True
         log_before = np.mean(logs_of(self._blocks[begin:onset]))
         log_after = np.mean(logs_of(self._blocks[onset:]))
         size = float(log_after - log_before)
+        # The last column is the whole step.
         median_before_s = float(np.median(seconds_before[:, -1]))
         median_after_s = float(np.median(seconds_after[:, -1]))
         size_of_median = math.log(median_after_s / median_before_s)

@@ -194,7 +194,7 @@ class _UsualParts:
         self._blocks += 1
         distances = _logs_of_parts(block) - self._logs
         common_move = self._common_move(distances)
-        if self._is_change_of_all(distances, common_move):
+        if self._has_program_changed_all(distances, common_move):
             # From now on, this is the usual time of all parts.
             self._logs = self._logs + distances
             distances = np.zeros(len(PARTS))
@@ -215,13 +215,13 @@ class _UsualParts:
         self._logs = self._logs + followed_share * changes
         return moves
 
-    def _is_change_of_all(
+    def _has_program_changed_all(
         self, distances: NDArray[np.float64], common_move: float
     ) -> bool:
-        """Return whether one part has changed far more than the others, all in the same block and direction.
+        """Return whether the program has changed one part, and all others thereby.
 
-        The program has then changed the one part, and the others follow: after a sleep of some milliseconds, for
-        example, a CPU computes at half its speed for a while.
+        The one part has then changed far more than the others, in the same block and direction. For example, after a
+        sleep of some milliseconds a CPU computes at half its speed for a while.
 
         Args:
             distances: (PARTS,) the distance of each part from its usual time.

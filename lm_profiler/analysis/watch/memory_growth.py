@@ -84,6 +84,7 @@ class _Window:
             return None
         held_bytes = np.array(self.held_bytes)
         times_s = np.array(self.times_s)
+        # The second half of the readings is the last window.
         grew_bytes = float(held_bytes[-1] - held_bytes[self._readings])
         if grew_bytes < max(self._grew_share * float(held_bytes[0]), _GREW_BYTES):
             return None
@@ -91,12 +92,13 @@ class _Window:
             return None
 
         last_index = len(held_bytes) - 1
+        # the indices at which the quarters of the readings begin, and the last one
         quarters = [quarter * last_index // 4 for quarter in range(5)]
         slopes = np.diff(held_bytes[quarters]) / np.diff(times_s[quarters])
         has_jump = float(slopes.min()) < _UNEVEN * float(slopes.mean())
-        slope_before = float(slopes[:2].mean())
+        slope_of_first_half = float(slopes[:2].mean())
         slope = float(slopes[2:].mean())
-        is_slowing = slope < _SLOWING * slope_before
+        is_slowing = slope < _SLOWING * slope_of_first_half
         if has_jump or is_slowing:  # a jump is a change of level, not steady growth
             return None
         return slope

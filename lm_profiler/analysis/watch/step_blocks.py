@@ -209,6 +209,7 @@ def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) ->
     error_of_levels = float(weights @ (logs - levels) ** 2)
 
     middle_steps = _middle_steps(blocks)
+    # polyfit squares its weights
     slope, start = np.polyfit(middle_steps, logs, 1, w=np.sqrt(weights))
     error_of_line = float(weights @ (logs - start - slope * middle_steps) ** 2)
     return error_of_line < error_of_levels
@@ -255,9 +256,8 @@ def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
     positions = (middle_steps - middle_steps[-1]) / (middle_steps[-1] - middle_steps[0])
     design = np.column_stack([np.ones(len(blocks)), positions])
     is_near_line = np.full(len(blocks), True)
-    for _ in range(
-        2
-    ):  # the second fit leaves out blocks that are far from the first line
+    # The second fit leaves out blocks that are far from the first line.
+    for _ in range(2):
         solution, *_ = np.linalg.lstsq(
             design[is_near_line], seconds[is_near_line], rcond=None
         )

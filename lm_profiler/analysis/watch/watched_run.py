@@ -157,6 +157,7 @@ class WatchedRun:
         no_steps = np.empty(0, np.int64)
         no_ns = np.empty((0, 2), np.int64)
         no_seconds = np.empty((0, len(TIMED)))
+        # without new steps, this judges those that are left
         slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
         self.levels.finish()
         self._machine.finish()
@@ -456,25 +457,38 @@ class WatchedRun:
         )
         data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
         usual = counters_per_step(readings_before)
+        cause = self._lasting_cause(odd, readings_after, usual, data_s)
+        self._causes[id(change)] = cause
+        return cause
+
+    def _lasting_cause(
+        self,
+        odd: OddStep,
+        readings: Sequence[StepCounters],
+        usual: StepCounters,
+        data_s: tuple[float, float],
+    ) -> tuple[str | None, float | None]:
+        """Return the cause of ``odd``, which stands for a level, and the seconds per step that it explains.
+
+        ``readings`` are those of the level. The cause must explain at least three of their four quarters.
+        """
         # For each kind of cause, one entry for each quarter of the level that it explains: the cause and its seconds.
         names_by_kind = defaultdict[str, list[str]](list)
         seconds_by_kind = defaultdict[str, list[float]](list)
-        for indices in np.array_split(np.arange(len(readings_after)), _LASTING_PARTS):
-            quarter = counters_per_step([readings_after[index] for index in indices])
+        for indices in np.array_split(np.arange(len(readings)), _LASTING_PARTS):
+            quarter = counters_per_step([readings[index] for index in indices])
             explained = explained_by(odd, quarter, usual, data_s, self.workers)
             name = explained.cause
             if name is not None and _is_worth_naming(name, quarter):
                 names_by_kind[cause_kind(name)].append(name)
                 seconds_by_kind[cause_kind(name)].append(explained.cause_s or 0.0)
-        cause: tuple[str | None, float | None] = (None, None)
         main_kind = max(
             names_by_kind, key=lambda kind: len(names_by_kind[kind]), default=""
         )
-        if len(names_by_kind[main_kind]) >= _LASTING:
-            cause_s = float(np.mean(seconds_by_kind[main_kind]))
-            cause = (names_by_kind[main_kind][-1], cause_s)
-        self._causes[id(change)] = cause
-        return cause
+        if len(names_by_kind[main_kind]) < _LASTING:
+            return None, None
+        cause_s = float(np.mean(seconds_by_kind[main_kind]))
+        return names_by_kind[main_kind][-1], cause_s
 
     # -- between steps -------------------------------------------------------------------------------------------------
 

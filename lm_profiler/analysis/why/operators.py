@@ -143,6 +143,7 @@ def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
         result_elements = prod(broadcast)
     # Type promotion: tensors with dimensions take precedence over scalars, and floats over integers.
     with_dimensions = [tensor for tensor in tensors if tensor.shape] or tensors
+    # only floats have a dtype here
     floats = [tensor for tensor in with_dimensions if tensor.dtype is not None]
     deciding_tensors = floats or with_dimensions
     result_item_bytes = max(tensor.item_bytes or 0 for tensor in deciding_tensors)
@@ -264,6 +265,7 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     """Return the matrix product that the operator ``name`` computes; a multiply-add is two FLOPs. None if unknown."""
     tensors = operands(inputs)
     shapes = [tensor.shape for tensor in tensors]
+    # The second tensor is a factor in any case, because at most one tensor, a bias or a gradient, precedes the factors.
     dtype = tensors[1].dtype if len(tensors) > 1 else None
     base_name = name.removeprefix("aten::").removesuffix("_")
     if "attention" in base_name:

@@ -181,8 +181,8 @@ def _call_in_gap(
     ``calls`` are sorted by their end.
     """
     for call in calls[bisect_left(calls, begin, key=_end) :]:
-        inside_ns = min(_end(call), end) - max(call.start, begin)
-        if inside_ns > _LEAST_SHARE * (end - begin):
+        time_in_gap_ns = min(_end(call), end) - max(call.start, begin)
+        if time_in_gap_ns > _LEAST_SHARE * (end - begin):
             return _BlockingCall("in", call)
         if call.name in waiting_calls and call.start < begin and _end(call) <= end:
             return _BlockingCall("after", call)

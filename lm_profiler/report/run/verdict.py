@@ -89,7 +89,7 @@ def _binding_text(verdict: Verdict) -> str:
     facts = verdict.facts
     texts = facts | {"share": share, "reached": percent(facts.get("utilisation", 0.0))}
     template = _EVIDENCE.get(verdict.because, verdict.because)
-    text = template.format_map(defaultdict(float, texts))
+    text = template.format_map(defaultdict(float, texts))  # a missing fact counts as 0
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
     if "run_s" in facts:
