@@ -68,9 +68,9 @@ _BUSY_TRIAL_FACTOR = 0.5
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
-_CLOSURE_OPTIMIZER = (
-    "LBFGS"  # calls the model and backward itself, several times per step
-)
+# calls the model and backward itself, several times per step
+_CLOSURE_OPTIMIZER = "LBFGS"
+_ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 _DISPATCH_MODE = (
     "PythonDispatchMode"  # torch's name of the code of such a mode in a trace
 )
@@ -290,7 +290,8 @@ class StepCosts:
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
         """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
 
-        The line named is the one of the function that took longest. Empty if no function took half.
+        The line named is the one of the function that took longest. If no function took half, it is the dataset's
+        method that makes an item. Empty without one.
         """
         costliest: list[PythonTime] = []
         most_s = 0.0
@@ -302,6 +303,8 @@ class StepCosts:
         # other programs lengthen the measured steps, but not the step in which Python was recorded
         least_s = 0.5 * seconds / self.slowdown_in(phase)
         if not costliest or most_s < least_s:
+            costliest = self._rows_of_item(phase)
+        if not costliest:
             return {}
         longest = max(costliest, key=lambda row: row.seconds)
         return {
@@ -310,6 +313,15 @@ class StepCosts:
             "line": longest.line,
             "what": longest.what,
         }
+
+    def _rows_of_item(self, phase: str) -> list[PythonTime]:
+        """Return the rows of the dataset's method that makes an item, which calls the other functions of ``data``."""
+        if phase != "data":
+            return []
+        for rows in self.rows_of_functions([phase]):
+            if rows[0].function.endswith(_ITEM_METHODS):
+                return list(rows)
+        return []
 
     def main_outer_call(self) -> dict[str, Any]:
         """Return the fields of a finding that name the costliest function called outside of all phases.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import TensorDataset
 
 from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
@@ -430,6 +431,8 @@ def switches(loop: Loop) -> Settings:
         num_workers=getattr(loader, "num_workers", None),
         restarts_loader=loop.restarts_loader,
         validates_with_gradients=loop.validates_with_gradients,
+        validation_batch_size=loop.validation_batch_size,
+        fetches_single_rows=_fetches_single_rows(loader),
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(loop.ranks_of_host, 1), 1),
@@ -443,6 +446,16 @@ def switches(loop: Loop) -> Settings:
         anomalies=torch.is_anomaly_enabled(),
         profiler=loop.users_profiler,
     )
+
+
+# in a batch, from a dataset of tensors: taking them one by one costs more than the work on a small batch
+_MANY_ROWS = 64
+
+
+def _fetches_single_rows(loader: Any) -> bool:
+    """Return whether ``loader`` takes many rows for a batch, one by one, from a ``TensorDataset``."""
+    is_of_tensors = type(getattr(loader, "dataset", None)) is TensorDataset
+    return is_of_tensors and (loader.batch_size or 0) >= _MANY_ROWS
 
 
 def _updates_weight_by_weight(optimizers: Iterable[Any]) -> bool:

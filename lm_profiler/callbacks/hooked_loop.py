@@ -232,8 +232,18 @@ class HookedLoop:
             self.note_call,
             find_modules,
             report,
+            self._note_loader,
         )
         return self.marks
+
+    def _note_loader(self, loader: Any) -> None:
+        """Keep the first loader over which the loop iterates, unless the program has named one."""
+        if self.loader is None:
+            self.loader = loader
+
+    @property
+    def validation_batch_size(self) -> None:
+        return None  # which loader validates is not known
 
     def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
         return GapsWatch(

@@ -154,6 +154,15 @@ class TrainerLoop:
         return None
 
     @property
+    def validation_batch_size(self) -> int | None:
+        """The batch size of the first validation loader; None if there is none, or it is unknown."""
+        loader = self.trainer.val_dataloaders
+        if isinstance(loader, (list, tuple)):
+            loader = loader[0] if loader else None
+        size = getattr(loader, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
     def loggers(self) -> Sequence[Any]:
         loggers: Sequence[Any] = self.trainer.loggers
         return loggers

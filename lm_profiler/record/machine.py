@@ -47,6 +47,9 @@ class Settings(Part):
     num_workers: int | None = None
     # whether nearly each step begins a new pass over the loader's data
     restarts_loader: bool | None = None
+    # whether the loader takes many rows for a batch, one by one, from tensors in memory
+    fetches_single_rows: bool | None = None
+    validation_batch_size: int | None = None
     # whether autograd records a graph in validations
     validates_with_gradients: bool | None = None
     # whether the loader keeps its workers from epoch to epoch

@@ -589,6 +589,25 @@ def test_products_of_a_closure_are_not_those_of_its_optimizer() -> None:
     assert "optimizer_products" not in {found.name for found in findings_of(record.model_copy(update={"model": model}))}
 
 
+def test_rows_of_tensors_are_fetched_together() -> None:
+    record = made({"data": 60.0}, settings=Settings(num_workers=0, cores=2, fetches_single_rows=True))
+    assert "BatchSampler" in remedy_of(findings_of(record)[0], record)
+
+
+@pytest.mark.parametrize("size, is_small", [(1, True), (16, False)])
+def test_a_validation_on_small_batches_needs_larger_ones(size: int, is_small: bool) -> None:
+    settings = Settings(validation_batch_size=size, samples_per_batch=32)
+    record = made(settings=settings, **outside("validation", 2.0, 4, 0.05))
+    assert ("larger batches" in remedy_of(findings_of(record)[0], record)) == is_small
+
+
+def test_a_slow_loader_without_a_costly_function_is_named_by_its_items() -> None:
+    rows = [line(15.0, phase="data", function=function) for function in ("crop", "flip", "Images.__getitem__", "blur")]
+    record = made({"data": 60.0}, settings=Settings(num_workers=0, cores=2), python_times=rows)
+    (found,) = [finding for finding in findings_of(record) if finding.name == "input"]
+    assert found.owner == "Images.__getitem__"
+
+
 @pytest.mark.parametrize("workers, starts_workers", [(0, False), (2, True)])
 def test_a_loader_that_the_loop_restarts_needs_no_more_workers(workers: int, starts_workers: bool) -> None:
     settings = Settings(num_workers=workers, cores=8, restarts_loader=True)

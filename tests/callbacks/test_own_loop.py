@@ -218,6 +218,18 @@ def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> No
     assert search.run.loop.loader is training is not validation
 
 
+def test_the_loader_of_a_loop_in_profile_is_known() -> None:
+    model, optimizer = trained()
+    rows = DataLoader(TensorDataset(torch.ones(800, 4)), batch_size=64)
+    with profile_with(options(), [optimizer]) as run:
+        for _ in range(2):
+            for (batch,) in rows:
+                model(batch).sum().backward()
+                optimizer.step()
+    assert run.record.settings.num_workers == 0
+    assert run.record.settings.fetches_single_rows
+
+
 def next_of_new_iterator(rows: DataLoader[Any]) -> Iterator[Tensor]:
     for _ in range(STEPS):
         yield next(iter(rows))[0]

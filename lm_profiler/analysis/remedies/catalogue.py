@@ -58,6 +58,7 @@ _PRECISION = "trainer.precision"
 _FULL_PRECISIONS = (None, "32-true", "32", 32)
 _MATMUL_PHASES = ("forward", "backward")
 _MANY_TENSORS = 100  # in a batch
+_SMALLER_IN_VALIDATION = 4  # factor by which batches of validation are small
 # the time in which a worker hands over a batch: measured 1.0 to 1.7 ms, for batches of 256 B to 2 MB
 _HANDED_OVER_S = 1e-3
 # How many smaller batch sizes `plan` tries. The larger one may not fit, because accumulated gradients stay in memory.
@@ -436,6 +437,11 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
     if settings.restarts_loader:
         return _iterator_text(settings)
+    if settings.fetches_single_rows:
+        return (
+            "Fetch whole batches from the TensorDataset, with a BatchSampler as sampler and batch_size=None: now the "
+            "DataLoader takes one row at a time and stacks them."
+        )
     prepare = "prepare (decode, tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
@@ -500,6 +506,10 @@ def _transfer_text(finding: Finding, settings: Settings) -> str:
 def _validation_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about validation by a Trainer."""
     advice = "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)"
+    size = settings.validation_batch_size
+    training_size = settings.samples_per_batch or 0
+    if size is not None and _SMALLER_IN_VALIDATION * size <= training_size:
+        advice = f"Validate with larger batches (now {count_text(size, 'sample')}), or less often"
     return f"{advice}{_costliest_part(finding)}."
 
 

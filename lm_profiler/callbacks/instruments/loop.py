@@ -75,6 +75,10 @@ class Loop(Protocol):
         """Whether nearly each step begins a new pass over a loader's data; None if it is unknown."""
 
     @property
+    def validation_batch_size(self) -> int | None:
+        """The batch size of validation; None if it is unknown."""
+
+    @property
     def validates_with_gradients(self) -> bool | None:
         """Whether autograd records a graph in validations; None if it is unknown."""
 

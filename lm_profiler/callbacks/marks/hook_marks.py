@@ -108,6 +108,7 @@ class HookMarks:
         note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
         report: Callable[[str], object],
+        note_loader: Callable[[Any], object] = lambda loader: None,
     ) -> None:
         self.timeline = timeline
         self.counter = counter
@@ -121,6 +122,7 @@ class HookMarks:
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules
         self._report = report
+        self._note_loader = note_loader
         self._guard = timeline.guard
         self._thread = get_ident()
         # the thread whose calls are marked: ``_thread``, or 0 while no calls are marked
@@ -424,6 +426,7 @@ class HookMarks:
         """Count a pass over the data of ``loader`` if it is for training and repeats an earlier one."""
         if self._is_unmarked() or self._is_validation(self.modules):
             return
+        self._note_loader(loader)
         dataset_id = id(loader.dataset)
         if dataset_id not in self._ids_of_datasets:
             self._ids_of_datasets.add(dataset_id)
