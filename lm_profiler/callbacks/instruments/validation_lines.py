@@ -62,6 +62,7 @@ class ValidationLines(Instrument):
             sampler.join()
 
     def _sample(self) -> None:
+        """Sample the stack during each validation, until the stage is over; this runs in the sampling thread."""
         is_over = self._stage_is_over.is_set
         while not is_over():
             self._has_left_step.wait()
@@ -81,9 +82,24 @@ def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
     ``stacks`` has the number of samples of each stack. Returns None if no function is on half of them, or if there are
     too few samples.
     """
-    samples = sum(stacks.values())
-    if samples < _FEWEST_SAMPLES:
+    if sum(stacks.values()) < _FEWEST_SAMPLES:
         return None
+    innermost = _innermost_function(stacks)
+    if innermost is None:
+        return None
+    samples_by_line: Counter[CodeLine] = Counter()
+    for stack, count in stacks.items():
+        for line in dict.fromkeys(stack):
+            if (line.file, line.function) == innermost:
+                samples_by_line[line] += count
+    return samples_by_line.most_common(1)[0][0]
+
+
+def _innermost_function(stacks: Mapping[_Stack, int]) -> tuple[str, str] | None:
+    """Return file and name of the innermost function that is on at least half of the ``stacks``; None without one.
+
+    Of several such functions, it is the one whose innermost call is deepest in the stack, on average.
+    """
     samples_by_function: Counter[tuple[str, str]] = Counter()
     # for each function, the sum over its samples of the depth of its innermost call
     depths: Counter[tuple[str, str]] = Counter()
@@ -94,17 +110,10 @@ def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
         for function, depth in depth_by_function.items():
             samples_by_function[function] += count
             depths[function] += count * depth
-    candidates = {
+    samples = sum(stacks.values())
+    mean_depths = {
         function: depths[function] / count
         for function, count in samples_by_function.items()
         if count >= _LARGE_SHARE * samples
     }
-    if not candidates:
-        return None
-    innermost = max(candidates, key=candidates.__getitem__)
-    samples_by_line: Counter[CodeLine] = Counter()
-    for stack, count in stacks.items():
-        for line in dict.fromkeys(stack):
-            if (line.file, line.function) == innermost:
-                samples_by_line[line] += count
-    return samples_by_line.most_common(1)[0][0]
+    return max(mean_depths, key=mean_depths.__getitem__, default=None)

@@ -319,32 +319,33 @@ def _terms_table(waterfall: Waterfall) -> Table:
     digits = digits_of(waterfall.step_s)
     rows = []
     for term, text in zip(waterfall.terms, _term_texts(waterfall), strict=True):
-        row = [text_cell(title_in(waterfall, term.name))]
+        time_cell = TableCell(term.seconds, text)
+        share_cell = _share(term.seconds, waterfall.step_s)
         if term.name in waterfall.merged_terms:
-            row += [TableCell(text="unknown"), TableCell()]
-        else:
-            row += [
-                TableCell(term.seconds, text),
-                _share(term.seconds, waterfall.step_s),
-            ]
+            time_cell = TableCell(text="unknown")
+            share_cell = TableCell()
+        row = [text_cell(title_in(waterfall, term.name)), time_cell, share_cell]
         row += [_ms(end.get(term), digits) for end in ends]
         row.append(TableCell(term.at_most_s, ceiling_text(waterfall, term)))
         row += [_ms(term.phases.get(part), digits) for part in phase_columns]
         rows.append(row)
     rows.append(_step_row(waterfall, columns=len(headings)))
 
-    lines_below = []
+    return Table(headings, rows, below=_lines_below_terms(waterfall, has_ends))
+
+
+def _lines_below_terms(waterfall: Waterfall, has_ends: bool) -> list[str]:
+    """Return lines on what the columns of the terms mean, and the notes; ``has_ends`` is whether they have a range."""
+    lines = []
     if has_ends:
         steps = f"the {waterfall.traced_steps} traced steps"
-        lines_below.append(
-            f"from, to: the range over {steps}, not a confidence interval"
-        )
+        lines.append(f"from, to: the range over {steps}, not a confidence interval")
     meaning = (
         reason_without_ceilings(waterfall) or "an upper limit, not an expected gain"
     )
-    lines_below.append(f"could save at most: {meaning}")
-    lines_below += [f"note: {note}" for note in waterfall.notes]
-    return Table(headings, rows, below=lines_below)
+    lines.append(f"could save at most: {meaning}")
+    lines += [f"note: {note}" for note in waterfall.notes]
+    return lines
 
 
 def _step_row(waterfall: Waterfall, columns: int) -> list[TableCell]:
