@@ -43,7 +43,10 @@ class CallsOfStep:
     """The calls of modules in the running step, by their inputs."""
 
     def __init__(self) -> None:
-        self._inputs: defaultdict[nn.Module, list[_Inputs]] = defaultdict(list)
+        # by module, and whether it was in training mode: in evaluation it computes something else
+        self._inputs: defaultdict[tuple[nn.Module, bool], list[_Inputs]] = defaultdict(
+            list
+        )
 
     def add(
         self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -58,7 +61,7 @@ class CallsOfStep:
         has_tensor = any(isinstance(value, Tensor) for value in arguments.values())
         if not has_tensor:
             return False
-        earlier_inputs = self._inputs[module]
+        earlier_inputs = self._inputs[module, module.training]
         for inputs in earlier_inputs:
             if inputs.are_inputs_of(arguments):
                 return True
@@ -71,9 +74,9 @@ class CallsOfStep:
         ids_of_changed = set[int]()
         for group in optimizer.param_groups:
             ids_of_changed.update(map(id, group["params"]))
-        for module in list(self._inputs):
+        for module, is_training in list(self._inputs):
             if any(id(weight) in ids_of_changed for weight in module.parameters()):
-                del self._inputs[module]
+                del self._inputs[module, is_training]
 
     def clear(self) -> None:
         """Forget all calls, because the next step begins."""

@@ -37,3 +37,12 @@ def test_after_a_step_of_its_optimizer_a_module_computes_something_else() -> Non
     calls.forget_trained(optimizer)
     assert not calls.add(module, (x,), {})
     assert calls.add(other_module, (x,), {})
+
+
+def test_a_module_in_evaluation_computes_something_else() -> None:
+    """As one with dropout, whose accuracy is computed before its step."""
+    calls = CallsOfStep()
+    module, x = nn.Dropout(0.5), torch.ones(2)
+    calls.add(module.eval(), (x,), {})
+    assert not calls.add(module.train(), (x,), {})
+    assert calls.add(module.eval(), (x,), {})
