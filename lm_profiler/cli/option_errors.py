@@ -69,11 +69,11 @@ _UNKNOWN = re.compile(
 _NO_VALUE = re.compile(
     r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument"
 )
-_GIVEN_VALUE = re.compile(r"Given value: (.*)", re.DOTALL)  # ends the message
-_GOT_VALUE = re.compile(r"Got value: (.*)")  # ends a line
+_GIVEN_VALUE = re.compile(r"Given value: (.*)", re.DOTALL)  # at the end of a message
+_GOT_VALUE = re.compile(r"Got value: (.*)")  # at the end of a line
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
 _SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
-_NO_TEXT = re.compile(r"argument of type '\w+' is not iterable")  # of a class_path
+_NO_TEXT = re.compile(r"argument of type '\w+' is not iterable")  # wrong class_path
 _OWN_MESSAGE = re.compile(r"[\w.]+: expected ")  # a message of our own classes
 # Lines of a message that do not help the user. For a union of types, only the expected types help.
 _NOISE = (
@@ -82,7 +82,7 @@ _NOISE = (
 )  # fmt: skip
 _SEQUENCE_TYPES = {"list", "Iterable", "Sequence"}
 _MAX_VALUE_CHARACTERS = 200
-_MAX_MESSAGE_CHARACTERS = 300  # of a message that is shown unchanged
+_MAX_MESSAGE_CHARACTERS = 300  # for a message that is shown unchanged
 
 
 def wrong_call(error: Exception, prefix: str = "") -> UsageError:

@@ -99,8 +99,8 @@ def _sizes(
 ) -> Sizes:
     """Yield the sizes to rehearse, and receive the peak bytes of each: a search for the largest size that fits.
 
-    The first size is the run's own. ``maximized`` is varied, whose value in the run ``own_size`` returns. ``largest``
-    gets the largest value that fits into ``device_bytes``.
+    The first size is the run's own. The search then varies ``maximized``, the batch or the context; ``own_size``
+    returns its value in the run. The largest value that fits into ``device_bytes`` is appended to ``largest``.
     """
     peak_bytes = yield Size()
     size = own_size()
@@ -447,7 +447,8 @@ def _scaled_work(
 ) -> dict[str, Work]:
     """Scale the ``rehearsed`` work of each phase to all batches of a step, in the run's own dtype.
 
-    With ``bytes_are_unknown``, as a compiler, or kernels of a GPU, keep other tensors for backward.
+    The bytes stay unknown with ``bytes_are_unknown``: a compiler, or kernels of a GPU, keep other tensors for backward
+    than the rehearsal did.
     """
     scaled = dict(rehearsed)
     for phase in _PHASES_OF_BATCHES & scaled.keys():

@@ -115,7 +115,7 @@ class RunContext:
             return
         rank_on_node = getattr(rank_zero_only, "rank", 0)
         node_rank = int(os.environ.get("NODE_RANK", 0))
-        # 0 only in the first process of all; of any other process it need only be above 0
+        # This is 0 only in the first process of all. For any other process, it only matters that it is above 0.
         rank = rank_on_node or node_rank
         # The run has failed already: if its folder cannot be created as well, that must not hide why.
         with suppress(UsageError):

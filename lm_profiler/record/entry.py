@@ -236,7 +236,7 @@ class _Search:
         self._read_or_note = partial(none_if_unreadable, problems=self._problems)
         self.links: list[Path] = []
         self._visited_paths: set[str] = set()
-        # of sweeps whose cells are given one by one
+        # the plans of sweeps whose cells are given one by one; None for an unreadable plan
         self._plans: dict[Path, SweepPlan | None] = {}
 
     def add_cell(self, path: Path) -> bool:

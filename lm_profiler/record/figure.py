@@ -23,8 +23,8 @@ class Unit(NamedTuple):
     digits: int  # the largest number of decimals
 
 
-# By kind of figure. Each of ``bytes`` is shown in a fitting unit. ``text`` is not a figure but what a reader needs with
-# one: a source, a reason.
+# kind of figure → its unit. Bytes are shown in the unit that fits the value. ``text`` is no figure, but explains one: a
+# source, a reason.
 UNITS = {
     "ms": Unit("s", "ms", 1e3, 3),
     "s": Unit("s", "s", 1.0, 2),
@@ -53,7 +53,7 @@ UNITS = {
     "text": Unit("text", "", 1.0, 0),
 }
 
-# stands where an interval would stand that would reach farther than the figure itself
+# shown instead of an interval whose end would be farther from the figure than zero is
 TOO_FEW_STEPS = "too few steps"
 
 # stands before a rate of a busy machine, and in the column ``<name>_bound`` of files for programs
@@ -359,7 +359,7 @@ def bytes_text(count: float) -> str:
 
 
 def byte_unit(count: float) -> tuple[str, float]:
-    """Return the largest unit in which so many bytes are at least a half, and how many bytes it has."""
+    """Return the largest unit in which ``count`` bytes are at least 0.5, and how many bytes the unit has."""
     for unit, size in _BINARY_UNITS.items():
         if abs(count) >= size / 2:
             return unit, size

@@ -12,8 +12,7 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error in bytes, as precise as its two decimals. None means that it does not state
-    one."""
+    """The bytes that an out-of-memory error states, as precise as its two decimals; None if it does not state them."""
 
     requested: int | None = figure(
         "requested",
@@ -66,7 +65,7 @@ class Failure(Part):
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
-    # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
+    # options for a run that was refused or ran out of memory; by the plan, each of them is enough
     remedies: tuple[str, ...] = ()
     rank: int | None = figure(
         "failed on rank",
@@ -395,7 +394,7 @@ class NeedlessOperators(Part):
         "%",
         "upper bound of the share of each operator's work that is needless",
     )
-    # of the time that the operators of each phase take
+    # their share of the time that all operators of a phase take, by phase
     phase_shares: dict[str, float] = figure(
         "of {key}", "%", "share of the time of all operators in {key} that these operators take", "{key}_share",
         keys=PARTS, default_factory=dict,

@@ -20,7 +20,7 @@ TriedVerdict = Literal[
     "FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"
 ]
 
-# Reasons of UNDECIDED. After the last two more pairs would show nothing new.
+# Reasons of UNDECIDED. After the last two, more pairs would show nothing new.
 ENDED = "the budget ran out"
 UNLIKELY = "more pairs of runs are unlikely to show that it is faster"
 NOT_FASTER = "it was not faster in two checks"

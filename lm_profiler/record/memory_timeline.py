@@ -157,7 +157,7 @@ class MemoryTimeline(Part):
         width = ceil(len(self.totals) / most_places)
         places = []
         for begin in range(0, len(self.totals), width):
-            # of each stretch of events the position with most bytes
+            # for each stretch of events, the position with the most bytes
             end = min(begin + width, len(self.totals))
             places.append(max(range(begin, end), key=self.totals.__getitem__))
 

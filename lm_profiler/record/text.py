@@ -43,7 +43,7 @@ def short_path(path: str) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return ``ranks`` as text, such as ``rank 3`` or ``ranks 0, 2–5``."""
     numbers = sorted(ranks)
-    runs: list[list[int]] = []  # of consecutive numbers
+    runs: list[list[int]] = []  # each has consecutive numbers
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)

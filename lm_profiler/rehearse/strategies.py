@@ -302,7 +302,7 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would have torch import its compiler, to exclude this mode from it.
+        # If this were true, torch would import its compiler, only to exclude this mode from it.
         return False
 
     def __torch_dispatch__(

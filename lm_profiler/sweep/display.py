@@ -91,7 +91,7 @@ class Display(LineDisplay):
         self._cell_count = len(cells)
         self._slots = slots
         self._ended_cells = ended_cells
-        # of the cells that this process has run
+        # how the cells that this process has run ended, and how long they took
         self._status_counts: Counter[str] = Counter()
         self._durations_s: list[float] = []
         self._begin_s = clock()

@@ -21,7 +21,7 @@ from lm_profiler.record.run_record import Verb
 from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
-MOST_CELLS = 10_000  # of a sweep; a larger grid is probably a mistake
+MOST_CELLS = 10_000  # the limit for a sweep: a larger grid is probably a mistake
 # the folder within the sweep's folder for copies of its config files
 CONFIGS = "configs"
 

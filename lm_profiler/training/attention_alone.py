@@ -111,7 +111,7 @@ class AttentionAlone(LightningModule):
         self._flush()
 
     def _flush(self) -> None:
-        """Push out of the cache what the last pass left there; hooks are in no pass."""
+        """Overwrite the filler, so that the cache holds nothing of the last pass; the time of a hook is in no pass."""
         if self.flush_cache:
             self.filler.zero_()
 

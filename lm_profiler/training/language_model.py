@@ -392,7 +392,7 @@ class LanguageModel(LightningModule):
         return batch[0].numel()
 
     def expert_load(self) -> list[list[int]]:
-        """Return how many tokens of training each expert of each block was sent; empty without experts."""
+        """Return how many tokens each expert of each block has received in training; empty without experts."""
         loads = []
         for part in self.model.modules():
             if isinstance(part, Experts):
