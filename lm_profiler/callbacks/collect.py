@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
@@ -454,7 +454,9 @@ _MANY_ROWS = 64
 
 def _fetches_single_rows(loader: Any) -> bool:
     """Return whether ``loader`` takes many rows for a batch, one by one, from a ``TensorDataset``."""
-    is_of_tensors = type(getattr(loader, "dataset", None)) is TensorDataset
+    if type(loader) is not DataLoader:  # another class may fetch batches in its own way
+        return False
+    is_of_tensors = type(loader.dataset) is TensorDataset
     return is_of_tensors and (loader.batch_size or 0) >= _MANY_ROWS
 
 

@@ -142,8 +142,13 @@ def _running_loader(loaders: Sequence[Any], iterators: Sequence[Any]) -> Any:
     """Return the only one of ``loaders``, or the only one over whose data one of ``iterators`` runs; else None."""
     if len(loaders) == 1:
         return loaders[0]
-    ids_of_datasets = {id(ITERATED_DATASET.get_or(iterator)) for iterator in iterators}
-    running = [loader for loader in loaders if id(loader.dataset) in ids_of_datasets]
+    datasets = [ITERATED_DATASET.get_or(iterator) for iterator in iterators]
+    ids_of_datasets = {id(dataset) for dataset in datasets if dataset is not None}
+    running = [
+        loader
+        for loader in loaders
+        if id(getattr(loader, "dataset", None)) in ids_of_datasets
+    ]
     return running[0] if len(running) == 1 else None
 
 

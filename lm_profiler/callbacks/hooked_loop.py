@@ -54,7 +54,7 @@ class HookedLoop:
     modules: list[nn.Module]
     optimizers: list[Any]  # further optimizers that step are added
     framework: FrameworkFacts = field(default_factory=FrameworkFacts)
-    loader: Any = None
+    given_loader: Any = None  # the loader that the program names, or the only one found
     tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
     # receives each batch of the loop
     count_batch: Callable[[Any], object] = lambda batch: None
@@ -232,14 +232,15 @@ class HookedLoop:
             self.note_call,
             find_modules,
             report,
-            self._note_loader,
         )
         return self.marks
 
-    def _note_loader(self, loader: Any) -> None:
-        """Keep the first loader over which the loop iterates, unless the program has named one."""
-        if self.loader is None:
-            self.loader = loader
+    @property
+    def loader(self) -> Any:
+        """The loader over which the loop iterates; None if there is none, or several."""
+        if self.given_loader is not None or self.marks is None:
+            return self.given_loader
+        return self.marks.passes.loader
 
     @property
     def validation_batch_size(self) -> None:

@@ -71,8 +71,8 @@ class ProfiledLoop:
     def data(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Iterate over ``batches``, of any kind. A step begins when the loop requests a batch."""
         run = self._get_run()
-        if run is not None and run.loop.loader is None:
-            run.loop.loader = batches
+        if run is not None and run.loop.given_loader is None:
+            run.loop.given_loader = batches
         if self._open_loops > 0:
             self._report_nested_loop()
         self._open_loops += 1

@@ -17,7 +17,7 @@ from known_loop import SimulatedClock
 from own_loops import STEPS, ZOO, loader, trained, wait
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lm_profiler.analysis.compare.differences import incomparable_facts
 from lm_profiler.callbacks.hooked_run import LoopSearch
@@ -235,6 +235,20 @@ def next_of_new_iterator(rows: DataLoader[Any]) -> Iterator[Tensor]:
         yield next(iter(rows))[0]
 
 
+class Tasks(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(4)
+
+
+def new_tasks(rows: DataLoader[Any]) -> Iterator[Tensor]:
+    """As in meta-learning: each step has a task, and so a dataset, of its own."""
+    for _ in range(STEPS):
+        yield next(iter(DataLoader(Tasks(), batch_size=2)))
+
+
 def zipped_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
     for _ in range(STEPS // 5):
         short = DataLoader(rows.dataset, sampler=range(10), batch_size=2)
@@ -259,7 +273,13 @@ def with_validation_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize(
     "batches, restarts",
-    [(next_of_new_iterator, True), (zipped_epochs, False), (one_batch_epochs, False), (with_validation_epochs, False)],
+    [
+        (next_of_new_iterator, True),
+        (new_tasks, False),
+        (zipped_epochs, False),
+        (one_batch_epochs, False),
+        (with_validation_epochs, False),
+    ],
 )
 def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restarts: bool) -> None:
     model, optimizer = trained()
@@ -314,6 +334,51 @@ def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> Non
                 model(batch)
             model.train()
     assert run.record.settings.validates_with_gradients is with_gradients
+
+
+class LengthDrawsRandomNumbers(BatchSampler):
+    """As that of buckets, which shuffles to find its length."""
+
+    def __len__(self) -> int:
+        torch.rand(1)
+        return super().__len__()
+
+
+def test_the_length_of_a_loader_is_not_asked_for() -> None:
+    model, optimizer = trained()
+    sampler = LengthDrawsRandomNumbers(SequentialSampler(range(40)), 2, drop_last=False)
+    rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_sampler=sampler)
+    state = torch.get_rng_state()
+    for _ in range(STEPS):
+        iter(rows)  # torch draws a seed for each pass
+    expected_state = torch.get_rng_state()
+    torch.set_rng_state(state)
+    with profile_with(options(), [optimizer]):
+        for _ in range(STEPS):
+            (batch,) = next(iter(rows))
+            model(batch).sum().backward()
+            optimizer.step()
+    assert torch.equal(torch.get_rng_state(), expected_state)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -> None:
+    model, optimizer = trained()
+    rows = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
+    with profile_with(options(), [optimizer]) as run:
+        for _ in range(STEPS // 4 + 1):
+            for (batch,) in rows:
+                model(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if validates:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(2, 4))
+                    wait("other")
+                model.train()
+    activities = {activity.what for activity in run.record.outside}
+    assert ("validation" in activities) == validates
 
 
 def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer() -> None:

@@ -6,6 +6,7 @@ arXiv:2205.14135).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 
 from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
@@ -86,11 +87,15 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
 
 
 def _makers_of_inputs(step: StepCalls, number: int) -> Iterator[int]:
-    """Yield the calls of forward that wrote the inputs of call ``number``."""
+    """Yield the call of forward that last wrote each input of call ``number``.
+
+    A call that changes its input also reads it, and so leads to the writers before it.
+    """
     for storage in step.calls[number].reads:
-        for writer in step.writers.get(storage, ()):
-            if writer < number and step.calls[writer].phase == _FORWARD:
-                yield writer
+        writers = step.writers.get(storage, ())
+        index = bisect_left(writers, number) - 1
+        if index >= 0 and step.calls[writers[index]].phase == _FORWARD:
+            yield writers[index]
 
 
 def _feeds_product(step: StepCalls, numbers: list[int]) -> bool:

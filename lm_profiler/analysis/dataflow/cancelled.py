@@ -23,15 +23,16 @@ def cancelled_calls(step: StepCalls) -> list[int]:
             zero_products.add(number)
     if not zero_products:
         return []
-    cancelled: set[int] = set()
+    ends = set(zero_products)  # and what only they read
     # The readers of a result come after the call that makes it.
     for number in reversed(range(len(step.calls))):
-        if step.calls[number].phase == _FORWARD and number not in zero_products:
-            ends = zero_products | cancelled
-            if _is_read_only_by(step, number, ends):
-                cancelled.add(number)
+        is_candidate = (
+            step.calls[number].phase == _FORWARD and number not in zero_products
+        )
+        if is_candidate and _is_read_only_by(step, number, ends):
+            ends.add(number)
     calls: list[int] = []
-    for number in sorted(cancelled):
+    for number in sorted(ends - zero_products):
         calls += step.with_backward(number)
     return calls
 
@@ -68,7 +69,8 @@ def _is_read_only_by(step: StepCalls, number: int, readers: set[int]) -> bool:
             forward = step.calls[reader].forward
             if reader == number:
                 continue
-            if reader not in readers and forward not in {number, *readers}:
+            is_own_backward = forward == number
+            if not is_own_backward and reader not in readers and forward not in readers:
                 return False
             has_reader = True
             is_saved_for_backward = is_saved_for_backward or forward is not None

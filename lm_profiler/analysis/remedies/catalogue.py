@@ -518,8 +518,8 @@ def _plain_validation_text(finding: Finding, settings: Settings) -> str:
     advice = "Run the model without gradients (validation, acting) less often, or on fewer batches"
     if settings.validates_with_gradients:
         advice = (
-            "Validate under torch.no_grad(), because autograd records a graph there now, or less often, "
-            "or on fewer batches"
+            "If validation needs no gradients, run it under torch.no_grad() (autograd records a graph there now); "
+            "or validate less often, or on fewer batches"
         )
     return f"{advice}{_costliest_part(finding)}."
 

@@ -188,7 +188,7 @@ class ModuleRanges:
 
         open_ranges_with(self._part_range)
 
-    def leave_optimizer_step(self, optimizer: Any, *hook_arguments: Any) -> None:
+    def leave_optimizer_step(self, optimizer: Any) -> None:
         """Forget the calls of the modules that ``optimizer`` trains."""
         self._calls.forget_trained(optimizer)
 
@@ -346,10 +346,6 @@ class Tracer(Instrument):
         modules = ModuleRanges(self.guard)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
-        after_step = register_optimizer_step_post_hook(
-            self.guard.wrap(modules.leave_optimizer_step)
-        )
-        self._undo.callback(after_step.remove)
         self._modules = modules
         self._give_way_to_others()
 
@@ -362,10 +358,18 @@ class Tracer(Instrument):
         )
         self._undo.callback(before_step.remove)
         after_step = register_optimizer_step_post_hook(
-            self.guard.wrap(phases.leave_optimizer_step)
+            self.guard.wrap(partial(self._leave_optimizer_step, phases))
         )
         self._undo.callback(after_step.remove)
         self.observe(self.timeline, phases)
+
+    def _leave_optimizer_step(
+        self, phases: PhaseRanges, optimizer: Any, *hook_arguments: Any
+    ) -> None:
+        """Note that ``optimizer`` has stepped: in one hook, because each must be removed outside of all hooks."""
+        phases.leave_optimizer_step(optimizer)
+        if self._modules is not None:
+            self._modules.leave_optimizer_step(optimizer)
 
     def _give_way_to_others(self) -> None:
         """Stop before another session starts, such as one of the user's callbacks: two sessions end the process.

@@ -36,6 +36,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
+from lm_profiler.callbacks.marks.loader_passes import LoaderPasses
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
     OPTIMIZER_HOOKS,
@@ -46,6 +47,7 @@ from lm_profiler.callbacks.marks.torch_hooks import (
     clipping_functions,
     loader_iterators,
 )
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_compiler
@@ -67,10 +69,6 @@ _FEWEST_STEPS_AFTER_ROLLOUT = 3
 _NO_ITERATOR: Callable[[], Any] = ref(set())
 
 NESTED_DATA = "run.data is used inside another run.data: the batches of both count in the same steps"
-
-# A loader is restarted by the loop if this share of the steps begins a pass, each of more than so many batches.
-_LARGE_SHARE_OF_STEPS = 0.8
-_FEW_BATCHES = 3
 
 # Hooks are added to the children of modules whose calls are not seen, down to this depth.
 _MOST_LEVELS = 3
@@ -108,7 +106,6 @@ class HookMarks:
         note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
         report: Callable[[str], object],
-        note_loader: Callable[[Any], object] = lambda loader: None,
     ) -> None:
         self.timeline = timeline
         self.counter = counter
@@ -122,7 +119,6 @@ class HookMarks:
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules
         self._report = report
-        self._note_loader = note_loader
         self._guard = timeline.guard
         self._thread = get_ident()
         # the thread whose calls are marked: ``_thread``, or 0 while no calls are marked
@@ -170,10 +166,8 @@ class HookMarks:
         # calls of models in validations, and those for which autograd recorded a graph
         self._validation_calls = 0
         self._validation_calls_with_gradients = 0
-        # for ``restarts_loader``
-        self._ids_of_datasets: set[int] = set()  # of which a pass has begun
-        self._repeated_passes = 0  # begun over a dataset that had one before
-        self._finished_passes = 0  # in which the loop took all batches
+        self.passes = LoaderPasses()
+        self._passes_guard = Guard("passes over loaders", report)
         self._backwards_outside = 0
         self._calls_of_other_threads = 0
         self._reported_texts: set[str] = set()
@@ -315,6 +309,9 @@ class HookMarks:
         """Leave the step until the loop begins or continues one; the time until then is named ``reason``."""
         self._close_forward()
         if self._is_outside:
+            if not self.timeline.is_outside_for(reason):
+                # such as a validation after the last batch of an epoch
+                self.timeline.stay_outside(reason)
             return
         self._is_outside = True
         self.timeline.go_outside(reason)
@@ -409,7 +406,7 @@ class HookMarks:
             self.timeline.mark(tape.FAIL)
         self.timeline.mark(tape.LEAVE)
         if is_end_of_data:
-            self._finished_passes += 1
+            self.passes.finish()
             self._go_outside(EPOCH)
             self._note_loop_end(iterator)
 
@@ -417,32 +414,23 @@ class HookMarks:
         """Return ``make_iterator``, a loader's ``__iter__``, with each pass over its data counted."""
 
         def counted_pass(loader: Any) -> Any:
-            self._run_guarded(self._count_pass, loader)
+            self._passes_guard.run(self._count_pass, loader)
             return make_iterator(loader)
 
         return counted_pass
 
     def _count_pass(self, loader: Any) -> None:
-        """Count a pass over the data of ``loader`` if it is for training and repeats an earlier one."""
+        """Count a pass over the data of ``loader`` if it is for training."""
         if self._is_unmarked() or self._is_validation(self.modules):
             return
-        self._note_loader(loader)
-        dataset_id = id(loader.dataset)
-        if dataset_id not in self._ids_of_datasets:
-            self._ids_of_datasets.add(dataset_id)
-        elif _has_several_batches(loader):
-            self._repeated_passes += 1
+        self.passes.begin(loader)
 
     @property
     def restarts_loader(self) -> bool | None:
-        """Whether the program begins a pass over a loader's data for nearly each step, and leaves it before its end.
-
-        ``next(iter(loader))`` in a loop does this. None without a loader.
-        """
+        """Whether nearly each step begins a pass over a loader's data, and leaves it; None without a loader."""
         if self._steps_with_loader == 0:
             return None
-        abandoned_passes = self._repeated_passes - self._finished_passes
-        return abandoned_passes >= _LARGE_SHARE_OF_STEPS * self._steps_with_loader
+        return self.passes.are_begun_in(self._steps_with_loader)
 
     @property
     def validates_with_gradients(self) -> bool | None:
@@ -824,14 +812,6 @@ class HookMarks:
             self._report_once(
                 f"no batch came from a DataLoader, so the time of data counts as other: {hint}"
             )
-
-
-def _has_several_batches(loader: Any) -> bool:
-    """Return whether a pass over ``loader`` is known to have more than a few batches."""
-    try:
-        return len(loader) > _FEW_BATCHES
-    except TypeError:  # the length of an iterable dataset may be unknown
-        return False
 
 
 def _autocast_of(module: nn.Module) -> Autocast:

@@ -192,6 +192,11 @@ class Timeline:
         self._choose_note()
         self.left_step()
 
+    def stay_outside(self, what: str) -> None:
+        """Name what happens now, after the loop has left the step for something else."""
+        self.went_outside.append((self.clock(), what))
+        self.left_step()
+
     def is_outside_for(self, what: str) -> bool:
         """Return whether the loop has left the step for ``what``. Other threads may ask, too."""
         return (
