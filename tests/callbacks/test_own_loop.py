@@ -1,5 +1,6 @@
 """Loops that no Trainer runs: their steps and phases are right, and the program feels nothing."""
 
+import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -203,6 +204,7 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
 
 def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> None:
     """The others of the process are for validation, say."""
+    gc.collect()  # the unfinished iterators of other tests
     model, optimizer = trained()
     rows, others = torch.ones(40, 4), torch.ones(40, 4)
     training = DataLoader(TensorDataset(rows), batch_size=2)
