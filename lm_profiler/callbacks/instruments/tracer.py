@@ -36,7 +36,6 @@ from lm_profiler.analysis.trace.range_names import (
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
-from lm_profiler.callbacks.marks.torch_hooks import remove_step_hook
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -357,17 +356,17 @@ class Tracer(Instrument):
         before_step = register_optimizer_step_pre_hook(
             self.guard.wrap(phases.enter_optimizer_step)
         )
-        self._undo.callback(remove_step_hook, before_step)
+        self._undo.callback(before_step.remove)
         after_step = register_optimizer_step_post_hook(
             self.guard.wrap(partial(self._leave_optimizer_step, phases))
         )
-        self._undo.callback(remove_step_hook, after_step)
+        self._undo.callback(after_step.remove)
         self.observe(self.timeline, phases)
 
     def _leave_optimizer_step(
         self, phases: PhaseRanges, optimizer: Any, *hook_arguments: Any
     ) -> None:
-        """Note that ``optimizer`` has stepped."""
+        """Note that ``optimizer`` has stepped: in one hook, because each must be removed outside of all hooks."""
         phases.leave_optimizer_step(optimizer)
         if self._modules is not None:
             self._modules.leave_optimizer_step(optimizer)

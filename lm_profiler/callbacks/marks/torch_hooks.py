@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import update_wrapper
-from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -24,9 +23,6 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 Function = Callable[..., Any]
 OptimizerHook = Callable[[Any], object]  # gets the optimizer
-
-
-_OPTIMIZER_FILE = torch.optim.Optimizer.step.__code__.co_filename
 
 
 class SharedOptimizerHooks:
@@ -107,19 +103,6 @@ class SharedOptimizerHooks:
 
 
 OPTIMIZER_HOOKS = SharedOptimizerHooks()
-
-
-def remove_step_hook(handle: Any) -> None:
-    """Remove a hook of all optimizers, by its ``handle``, unless an optimizer steps now.
-
-    torch may iterate over these hooks then: removing one would raise "OrderedDict mutated during iteration" in the
-    program's ``optimizer.step()``. Such a hook stays; its guard is disabled, so it does nothing.
-    """
-    is_within_step = any(
-        frame.f_code.co_filename == _OPTIMIZER_FILE for frame, _ in walk_stack(None)
-    )
-    if not is_within_step:
-        handle.remove()
 
 
 class ModuleHook:
