@@ -29,26 +29,27 @@ def repeated_calls(
     # the later calls whose first call has a backward pass, too
     with_two_backward_passes: list[int] = []
     pairs_in_backward: list[tuple[int, int]] = []
-    for first, later in _pairs_of_equal_value(step):
-        if first in dead:
+    for first_call, later_call in _pairs_of_equal_value(step):
+        if first_call in dead:
             continue
-        if step.calls[later].phase == _BACKWARD:
-            pairs_in_backward.append((first, later))
-        elif not _is_any_changed(step, first, later):
-            repeated[later] = _line_of_repetition(step, first, later)
-            if step.backward_of.get(first):
-                with_two_backward_passes.append(later)
+        if step.calls[later_call].phase == _BACKWARD:
+            pairs_in_backward.append((first_call, later_call))
+        elif not _is_any_changed(step, first_call, later_call):
+            repeated[later_call] = _line_of_repetition(step, first_call, later_call)
+            if step.backward_of.get(first_call):
+                with_two_backward_passes.append(later_call)
     # If the first call has no backward pass, that of the later one is needed.
-    for later in with_two_backward_passes:
-        for backward in step.backward_of.get(later, ()):
-            repeated[backward] = repeated[later]
+    for later_call in with_two_backward_passes:
+        for backward in step.backward_of.get(later_call, ()):
+            repeated[backward] = repeated[later_call]
     # the rest is repeated in backward alone, by a second backward pass
-    for first, later in pairs_in_backward:
-        is_checkpointing = step.calls[first].phase == _FORWARD
-        is_known = first in repeated or later in repeated
-        if is_checkpointing or is_known or _is_any_changed(step, first, later):
+    for first_call, later_call in pairs_in_backward:
+        is_checkpointing = step.calls[first_call].phase == _FORWARD
+        is_known = first_call in repeated or later_call in repeated
+        is_changed = _is_any_changed(step, first_call, later_call)
+        if is_checkpointing or is_known or is_changed:
             continue
-        repeated[later] = _line_of_repetition(step, first, later)
+        repeated[later_call] = _line_of_repetition(step, first_call, later_call)
     return repeated
 
 
@@ -58,9 +59,9 @@ def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
     for number, call in enumerate(step.calls):
         if call.value is None or not call.reads or not call.writes:
             continue
-        first = first_calls.setdefault(call.value, number)
-        if first != number:
-            yield first, number
+        first_call = first_calls.setdefault(call.value, number)
+        if first_call != number:
+            yield first_call, number
 
 
 def constant_calls(step: StepCalls) -> Iterator[int]:
@@ -70,17 +71,19 @@ def constant_calls(step: StepCalls) -> Iterator[int]:
             yield number
 
 
-def _is_any_changed(step: StepCalls, first: int, later: int) -> bool:
-    return step.is_changed(first) or step.is_changed(later)
+def _is_any_changed(step: StepCalls, first_call: int, later_call: int) -> bool:
+    return step.is_changed(first_call) or step.is_changed(later_call)
 
 
-def _line_of_repetition(step: StepCalls, first: int, later: int) -> CodeLine | None:
-    """Return the outermost line that led to the ``later`` call but not to the ``first`` one.
+def _line_of_repetition(
+    step: StepCalls, first_call: int, later_call: int
+) -> CodeLine | None:
+    """Return the outermost line that led to the ``later_call`` but not to the ``first_call``.
 
     If the same lines led to both, return the innermost line.
     """
-    lines = step.lines_of(later)
-    first_lines = step.lines_of(first)
+    lines = step.lines_of(later_call)
+    first_lines = step.lines_of(first_call)
     for line, first_line in zip(lines, first_lines, strict=False):
         if line != first_line:
             return line
