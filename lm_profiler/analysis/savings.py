@@ -20,6 +20,7 @@ from lm_profiler.analysis.steps.odd_step_causes import (
     NO_CPU,
     has_own_finding,
 )
+from lm_profiler.record.findings import PLACE_REASONS
 from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.run_record import (
     CHECKPOINT,
@@ -290,8 +291,7 @@ class StepCosts:
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
         """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
 
-        The line named is the one of the function that took longest. If no function took half, it is the dataset's
-        method that makes an item. Empty without one.
+        The line named is the one of the function that took longest. Empty if no function took half.
         """
         costliest: list[PythonTime] = []
         most_s = 0.0
@@ -303,25 +303,15 @@ class StepCosts:
         # other programs lengthen the measured steps, but not the step in which Python was recorded
         least_s = 0.5 * seconds / self.slowdown_in(phase)
         if not costliest or most_s < least_s:
-            costliest = self._rows_of_item(phase)
-        if not costliest:
             return {}
-        longest = max(costliest, key=lambda row: row.seconds)
-        return {
-            "owner": longest.function,
-            "file": longest.file,
-            "line": longest.line,
-            "what": longest.what,
-        }
+        return _longest_line(costliest)
 
-    def _rows_of_item(self, phase: str) -> list[PythonTime]:
-        """Return the rows of the dataset's method that makes an item, which calls the other functions of ``data``."""
-        if phase != "data":
-            return []
-        for rows in self.rows_of_functions([phase]):
+    def line_of_items(self) -> dict[str, Any]:
+        """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
+        for rows in self.rows_of_functions(["data"]):
             if rows[0].function.endswith(_ITEM_METHODS):
-                return list(rows)
-        return []
+                return _longest_line(rows)
+        return {}
 
     def main_outer_call(self) -> dict[str, Any]:
         """Return the fields of a finding that name the costliest function called outside of all phases.
@@ -350,6 +340,17 @@ class StepCosts:
         return Finding.model_validate(
             {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
         )
+
+
+def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
+    """Return the fields of a finding that name the line of a function's ``rows`` with the longest time."""
+    longest = max(rows, key=lambda row: row.seconds)
+    return {
+        "owner": longest.function,
+        "file": longest.file,
+        "line": longest.line,
+        "what": longest.what,
+    }
 
 
 def _short_operators_s(term: Term, phase: str) -> float:
@@ -452,7 +453,7 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         has_pattern = steady is not None and steady.pattern is not None
         median_is_small = (data.median or 0.0) < WORTH * costs.step_s
         is_rare = median_is_small and not has_pattern and not costs.hidden_wait_s
-        fields = costs.main_line("data", saves_s)
+        fields = costs.main_line("data", saves_s) or costs.line_of_items()
         fields["phase"] = "data"
         fields["facts"] = _suggested_workers(costs)
         if (
@@ -1355,7 +1356,7 @@ def _all_needless_s(costs: StepCosts) -> float:
     side_work_s = 0.0
     other_reasons_s = 0.0
     for operators in costs.record.needless_operators:
-        if operators.reason in ("side_work", "unfused"):
+        if operators.reason in PLACE_REASONS:
             side_work_s += _needless_s(costs, operators)
         else:
             other_reasons_s += _needless_s(costs, operators)

@@ -371,10 +371,11 @@ NeedlessReason = Literal[
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor
-    # A costly place of the program runs no layers or losses. Unfused: it is between the layers of the model.
-    "side_work",
-    "unfused",
+    "side_work",  # a costly place of the program runs no layers or losses
+    "unfused",  # the same, between the layers of the model
 ]
+# reasons about a place: its operators may have another reason, too
+PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")
 
 
 class NeedlessOperators(Part):

@@ -7,7 +7,7 @@ arXiv:2205.14135).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
 from lm_profiler.record.operator_calls import StepCalls
@@ -16,52 +16,55 @@ _FORWARD = "forward"
 _SOFTMAX = "aten::_softmax"
 # the softmax of ``scaled_dot_product_attention`` where it has no fused kernel, as on the CPU with dropout
 _SOFTMAX_OF_TORCH = "aten::_safe_softmax"
+_SOFTMAXES = (_SOFTMAX, _SOFTMAX_OF_TORCH)
+
+# the calls of forward on the scores of attention, without matrix products, by the number of their softmax
+CallsOnScores = Mapping[int, Collection[int]]
 
 
-def calls_on_scores(
-    step: StepCalls, softmaxes: Collection[str] = (_SOFTMAX,)
-) -> list[int]:
-    """Return the calls that work on the scores of attention, and their backward passes; matrix products are left out.
+def find_scores(step: StepCalls) -> CallsOnScores:
+    """Return the calls of forward that work on the scores of attention.
 
     A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
     scores with values.
-
-    Args:
-        step: the calls of a step.
-        softmaxes: the operators that count as softmax. Attention of torch's own function has another one.
     """
-    calls: list[int] = []
+    on_scores: dict[int, set[int]] = {}
     for softmax, call in enumerate(step.calls):
-        if call.name not in softmaxes or call.phase != _FORWARD:
+        if call.name not in _SOFTMAXES or call.phase != _FORWARD:
             continue
         calls_to_softmax = _calls_since_product(step, softmax)
         if calls_to_softmax is None:
             continue
         # the softmax itself, and the calls on its result, such as dropout
         calls_from_softmax = list(calls_as_large_as(step, softmax))
-        if not _feeds_product(step, calls_from_softmax):
-            continue
-        for on_scores in {*calls_to_softmax, *calls_from_softmax}:
-            calls += step.with_backward(on_scores)
+        if _feeds_product(step, calls_from_softmax):
+            on_scores[softmax] = {*calls_to_softmax, *calls_from_softmax}
+    return on_scores
+
+
+def calls_on_stored_scores(step: StepCalls, scores: CallsOnScores) -> list[int]:
+    """Return the calls on the ``scores`` of attention that the program writes itself, and their backward passes."""
+    calls: list[int] = []
+    for softmax, on_scores in scores.items():
+        if step.calls[softmax].name == _SOFTMAX:
+            for number in on_scores:
+                calls += step.with_backward(number)
     return calls
 
 
-def calls_of_attention(step: StepCalls) -> set[int]:
-    """Return the calls of forward that work on the scores of attention, with the products before and after them."""
-    on_scores = {
-        number
-        for number in calls_on_scores(step, (_SOFTMAX, _SOFTMAX_OF_TORCH))
-        if step.calls[number].phase == _FORWARD
-    }
+def calls_of_attention(step: StepCalls, scores: CallsOnScores) -> set[int]:
+    """Return the calls of forward on the ``scores`` of all attention, with the products before and after them."""
+    calls: set[int] = set()
     storages: set[int] = set()
-    for number in on_scores:
-        storages.update(step.calls[number].reads, step.calls[number].writes)
-    products: set[int] = set()
+    for on_scores in scores.values():
+        calls.update(on_scores)
+        for number in on_scores:
+            storages.update(step.calls[number].reads, step.calls[number].writes)
     for number, call in enumerate(step.calls):
         is_product = call.phase == _FORWARD and call.product is not None
         if is_product and not storages.isdisjoint([*call.reads, *call.writes]):
-            products.add(number)
-    return on_scores | products
+            calls.add(number)
+    return calls
 
 
 def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
@@ -78,7 +81,7 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
             call = step.calls[maker]
             if call.product is not None:
                 has_product = has_product or _is_without_weights(step, maker)
-            elif call.name in (_SOFTMAX, _SOFTMAX_OF_TORCH):
+            elif call.name in _SOFTMAXES:
                 continue
             elif call.elements >= least_elements and maker not in found:
                 found.add(maker)

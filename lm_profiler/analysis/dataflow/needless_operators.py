@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from lm_profiler.analysis.dataflow.attention import calls_on_scores
+from lm_profiler.analysis.dataflow.attention import (
+    calls_of_attention,
+    calls_on_stored_scores,
+    find_scores,
+)
 from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
@@ -27,7 +31,11 @@ from lm_profiler.analysis.dataflow.repeats import (
 )
 from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
-from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
+from lm_profiler.record.findings import (
+    PLACE_REASONS,
+    NeedlessOperators,
+    NeedlessReason,
+)
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
@@ -47,9 +55,6 @@ _FACTORIZING = (
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
 _LOOPED = "looped"  # the reason that is about small calls
-# the reason that is about a place: its calls may have another reason, too
-_SIDE_WORK: NeedlessReason = "side_work"
-_UNFUSED: NeedlessReason = "unfused"
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -70,7 +75,7 @@ def needless_operators(
         new_shares = {}
         for number, share in shares.items():
             is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
-            is_new = reason in (_SIDE_WORK, _UNFUSED) or number not in counted_calls
+            is_new = reason in PLACE_REASONS or number not in counted_calls
             if is_large and is_new:
                 new_shares[number] = share
         counted_calls.update(new_shares)
@@ -119,13 +124,16 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
         # the first call introduces float64
         yield "some_double", shares_of_double, _line_of_first(step, double)
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
-    yield "scores", dict.fromkeys(calls_on_scores(step), 1.0), None
+    scores = find_scores(step)
+    yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
-    work = side_work(step)
+    work = side_work(step, calls_of_attention(step, scores))
     if work is not None:
-        reason = _UNFUSED if work.is_between_layers else _SIDE_WORK
+        reason: NeedlessReason = "side_work"
+        if work.is_between_layers:
+            reason = "unfused"
         yield reason, dict.fromkeys(work.calls, 1.0), work.line
 
 

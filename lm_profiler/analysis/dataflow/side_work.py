@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from lm_profiler.analysis.dataflow.attention import calls_of_attention
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
 _FORWARD = "forward"
@@ -59,13 +58,13 @@ class SideWork(NamedTuple):
     is_between_layers: bool
 
 
-def side_work(step: StepCalls) -> SideWork | None:
+def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     """Return the costliest place without layers or losses.
 
     A place is a line or a function, with all that it calls. Returns None if the place takes less than 15 % of the time
-    of all operators.
+    of all operators. ``attention`` are the calls of attention, which counts as a layer.
     """
-    layers = _calls_of_layers(step) | calls_of_attention(step)
+    layers = _calls_of_layers(step).union(attention)
     layers_and_losses = layers | _calls_of_losses(step)
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     seconds_in_layers: defaultdict[CodeLine, float] = defaultdict(float)
