@@ -72,6 +72,9 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.torch_names import FUSED_DEVICES
 
+# in a batch from a dataset of tensors: with as many, taking them one by one may cost more than the work on them
+_MANY_ROWS = 64
+
 
 @dataclass(eq=False)
 class Collector:
@@ -234,33 +237,33 @@ class Collector:
         )
 
     def _settings(self) -> Settings:
-        try:
-            tensors = count_tensors(self._shapes.result(0))
-        except Exception:  # the batch's type has no shapes that can be kept
-            tensors = None
+        tensors = self._count_in_first_batch(count_tensors)
         settings = switches(self.loop)
         return settings.model_copy(update={"tensors_per_batch": tensors})
 
     def _elements_of(self, batches: int) -> int | None:
         """Return the elements of ``batches`` batches like the first one; None if its shapes are unknown."""
+        elements = self._count_in_first_batch(Elements())
+        return None if elements is None else elements * batches
+
+    def _count_in_first_batch(self, count: Callable[[Any], int | None]) -> int | None:
+        """Return what ``count`` counts in the first batch; None if the batch's type has no shapes that can be kept."""
         try:
-            elements = Elements()(self._shapes.result(0))
-        except Exception:  # the batch's type has no shapes that can be kept
+            return count(self._shapes.result(0))
+        except Exception:
             return None
-        if elements is None:
-            return None
-        return elements * batches
 
     def _work_by_phase(
         self, measured: Measured, work: StepWork | None
     ) -> dict[str, Work]:
         """Return the FLOPs and bytes of each phase of a step on this rank."""
         loop = self.loop
-        try:
+
+        def count_bytes(batch: Any) -> int:
             batches = batches_per_step(loop, self.options.verb) // loop.world_size
-            batch_bytes = bytes_of_batch(self._shapes.result(0)) * batches
-        except Exception:  # the batch's type has no shapes that can be kept
-            batch_bytes = None
+            return bytes_of_batch(batch) * batches
+
+        batch_bytes = self._count_in_first_batch(count_bytes)
         return phase_work(loop, work, measured.traffic, batch_bytes)
 
     def _step_work(self, measured: Measured, notes: list[str]) -> StepWork | None:
@@ -446,10 +449,6 @@ def switches(loop: Loop) -> Settings:
         anomalies=torch.is_anomaly_enabled(),
         profiler=loop.users_profiler,
     )
-
-
-# in a batch, from a dataset of tensors: taking them one by one costs more than the work on a small batch
-_MANY_ROWS = 64
 
 
 def _fetches_single_rows(loader: Any) -> bool:
