@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
-from lm_profiler.callbacks.marks.loader_passes import LoaderPasses
+from lm_profiler.callbacks.marks.loader_passes import DEAD_REFERENCE, LoaderPasses
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
     OPTIMIZER_HOOKS,
@@ -64,9 +64,6 @@ _TRANSFERS = (
 
 # A call without gradients counts as part of the next step if at least this many steps so far had one before them.
 _FEWEST_STEPS_AFTER_ROLLOUT = 3
-
-# a weak reference to what no longer exists: it returns None
-_NO_ITERATOR: Callable[[], Any] = ref(set())
 
 NESTED_DATA = "run.data is used inside another run.data: the batches of both count in the same steps"
 
@@ -153,7 +150,7 @@ class HookMarks:
         # whether the next batch may be the first of a loop, or of an outer loop that continues
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
-        self._earlier_iterator_ref: Callable[[], Any] = _NO_ITERATOR
+        self._earlier_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -308,15 +305,14 @@ class HookMarks:
     def _go_outside(self, reason: str) -> None:
         """Leave the step until the loop begins or continues one; the time until then is named ``reason``."""
         self._close_forward()
-        if self._is_outside:
-            if not self.timeline.is_outside_for(reason):
-                # such as a validation after the last batch of an epoch
-                self.timeline.stay_outside(reason)
+        if not self._is_outside:
+            self._is_outside = True
+            self.timeline.go_outside(reason)
+        elif self.timeline.is_outside_for(reason):
             return
-        self._is_outside = True
-        self.timeline.go_outside(reason)
-        # Noted once more, after the mark, because a gap is named after what began within it.
-        self.timeline.went_outside.append((self.timeline.clock(), reason))
+        # Noted after the mark, because a gap is named after what began within it, such as a validation after the last
+        # batch of an epoch.
+        self.timeline.name_outside(reason)
 
     # -- data
 
@@ -451,7 +447,7 @@ class HookMarks:
             )
             return  # the reference stays, because the earlier loop may be interrupted again
         # a weak reference, so that the workers of a loader can end with its iterator
-        self._earlier_iterator_ref = _NO_ITERATOR
+        self._earlier_iterator_ref = DEAD_REFERENCE
         # Python's own iterators do not support weak references.
         with suppress(TypeError):
             self._earlier_iterator_ref = ref(iterator)
@@ -463,7 +459,7 @@ class HookMarks:
         """
         if iterator is self._earlier_iterator_ref():
             # A loader may reuse the iterator for the next epoch.
-            self._earlier_iterator_ref = _NO_ITERATOR
+            self._earlier_iterator_ref = DEAD_REFERENCE
         may_be_inner_loop = self._batches == 0 and self.batches_per_step == 1
         if may_be_inner_loop:
             self._checks_next_loop = True

@@ -8,6 +8,9 @@ from weakref import ref
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+# a weak reference to what no longer exists: it returns None
+DEAD_REFERENCE: Callable[[], Any] = ref(set())
+
 # A loader is restarted by the loop if this share of the steps begins a pass, each of more than so many batches.
 _LARGE_SHARE_OF_STEPS = 0.8
 _FEW_BATCHES = 3
@@ -23,7 +26,9 @@ class LoaderPasses:
     def __init__(self) -> None:
         # weak references to the datasets of which a pass has begun, by identity
         self._datasets: dict[int, Callable[[], Any]] = {}
-        self._loader_ref: Callable[[], Any] = _no_loader  # the loader of the last pass
+        self._loader_ref: Callable[[], Any] = (
+            DEAD_REFERENCE  # the loader of the last pass
+        )
         self._repeated_passes = 0  # begun over a dataset that had one before
         self._finished_passes = 0  # in which the loop took all batches
 
@@ -35,7 +40,7 @@ class LoaderPasses:
             self._loader_ref = ref(loader)
         except TypeError:  # such as a list, to which no weak references exist
             return
-        known_ref = self._datasets.get(id(dataset), _no_loader)
+        known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
         if known_ref() is dataset:
             self._repeated_passes += 1
         else:
@@ -59,10 +64,6 @@ class LoaderPasses:
         if abandoned_passes < _LARGE_SHARE_OF_STEPS * steps:
             return False
         return _has_several_batches(self._loader_ref())
-
-
-def _no_loader() -> None:
-    """Return None, as a weak reference to an object that no longer exists does."""
 
 
 def _has_several_batches(loader: Any) -> bool:

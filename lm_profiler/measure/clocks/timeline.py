@@ -192,8 +192,8 @@ class Timeline:
         self._choose_note()
         self.left_step()
 
-    def stay_outside(self, what: str) -> None:
-        """Name what happens now, after the loop has left the step for something else."""
+    def name_outside(self, what: str) -> None:
+        """Name what happens from now on, while the loop is outside of a step."""
         self.went_outside.append((self.clock(), what))
         self.left_step()
 
