@@ -327,9 +327,9 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
         )
         plain_tensors = (tensor,) if is_plain else plain_tensors_of(tensor)
         for piece in plain_tensors:
-            if not _has_storage(piece):
+            storage = _storage_of(piece)
+            if storage is None:
                 continue
-            storage = piece.untyped_storage()
             storage_device = storage.device
             is_on_device = storage_device == device or (
                 storage_device.type == device.type
@@ -348,14 +348,13 @@ def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors_of(getattr(tensor, name))
-    elif tensor.layout is torch.strided and _has_storage(tensor):
+    elif tensor.layout is torch.strided and _storage_of(tensor) is not None:
         yield tensor
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` has memory of its own. In functions of ``torch.func``, tensors stand for others."""
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of ``tensor``; None in functions of ``torch.func``, where a tensor stands for another one."""
     try:
-        tensor.untyped_storage()
+        return tensor.untyped_storage()
     except NotImplementedError:
-        return False
-    return True
+        return None
