@@ -5,27 +5,39 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from lm_profiler.analysis.steps.statistics import rank_correlation
 
-# A window is divided into this many equal intervals; the least memory in each of them is one reading.
-_READINGS = 40
-_WINDOWS_S = (1200.0, 4800.0, 19_200.0, 76_800.0)
-# Smaller growth, as a share of the memory held or in bytes, is due to caches and heaps.
-_GREW_SHARE = 0.02
+
+class _Span(NamedTuple):
+    """The length of a window, and what counts as growth in it."""
+
+    seconds: float
+    # A window is divided into this many equal intervals; the least memory in each of them is one reading.
+    readings: int
+    # Smaller growth, as a share of the memory held (or less than ``_GREW_BYTES``), is due to caches and heaps.
+    grew_share: float
+
+
+# Short windows are for runs of minutes; memory is read once a second. Growth in them must be steep: at first, a cache
+# that fills up within ten minutes seems to grow steadily. Even if it doubles the memory, it grows by less than these
+# shares in any window that is short enough to look steady (``_SLOWING``).
+_SHORT_SPANS = (
+    _Span(10.0, readings=10, grew_share=0.25),
+    _Span(15.0, readings=15, grew_share=0.15),
+    _Span(60.0, readings=15, grew_share=0.15),
+    _Span(240.0, readings=15, grew_share=0.15),
+)
+_LONG_SPANS = (
+    _Span(1200.0, readings=40, grew_share=0.02),
+    _Span(4800.0, readings=40, grew_share=0.02),
+    _Span(19_200.0, readings=40, grew_share=0.02),
+    _Span(76_800.0, readings=40, grew_share=0.02),
+)
 _GREW_BYTES = 32 * 2**20
-# Short windows are for runs of minutes. Growth in them must be steep: at first, a cache that fills up within ten
-# minutes seems to grow steadily. Even if it doubles the memory, it grows by less than this share in any window that is
-# short enough to look steady (``_SLOWING``).
-_SHORT_READINGS = 15
-_SHORT_WINDOWS_S = (15.0, 60.0, 240.0)
-_STEEP_SHARE = 0.15
-# The shortest window is for runs of half a minute. Memory is read once a second, so it has few readings.
-_SHORTEST_WINDOW_S = 10.0
-_SHORTEST_READINGS = 10
-_STEEPEST_SHARE = 0.25
 # New growth must exceed the memory at which an earlier growth ended by this factor.
 _ABOVE_HIGHEST = 1.15
 _LEAST_JUDGED_S = 60.0  # the least time from one judgement of a growth to the next
@@ -54,14 +66,12 @@ class MemoryGrowth:
 
 
 class _Window:
-    """The readings of memory in the last two windows of ``span_s`` seconds; each is the least memory of an interval."""
+    """The readings of memory in the last two windows of a ``span``; each is the least memory of an interval."""
 
-    def __init__(self, span_s: float, readings: int, grew_share: float) -> None:
-        self.span_s = span_s
-        self._readings = readings  # per window
-        self._grew_share = grew_share  # the least growth, as a share of the memory held
-        self.times_s: deque[float] = deque(maxlen=2 * readings)
-        self.held_bytes: deque[float] = deque(maxlen=2 * readings)
+    def __init__(self, span: _Span) -> None:
+        self.span = span
+        self.times_s: deque[float] = deque(maxlen=2 * span.readings)
+        self.held_bytes: deque[float] = deque(maxlen=2 * span.readings)
         self._begin_s: float | None = None
         self._least_bytes = math.inf
 
@@ -70,7 +80,7 @@ class _Window:
         if self._begin_s is None:
             self._begin_s = at_s
         self._least_bytes = min(self._least_bytes, held_bytes)
-        if at_s - self._begin_s < self.span_s / self._readings:
+        if at_s - self._begin_s < self.span.seconds / self.span.readings:
             return False
         self.times_s.append(at_s)
         self.held_bytes.append(self._least_bytes)
@@ -80,13 +90,13 @@ class _Window:
 
     def slope(self) -> float | None:
         """Return bytes per second if memory grew steadily in the last two windows; None otherwise."""
-        if len(self.held_bytes) < 2 * self._readings:
+        if len(self.held_bytes) < 2 * self.span.readings:
             return None
         held_bytes = np.array(self.held_bytes)
         times_s = np.array(self.times_s)
         # The second half of the readings is the last window.
-        grew_bytes = float(held_bytes[-1] - held_bytes[self._readings])
-        if grew_bytes < max(self._grew_share * float(held_bytes[0]), _GREW_BYTES):
+        grew_bytes = float(held_bytes[-1] - held_bytes[self.span.readings])
+        if grew_bytes < max(self.span.grew_share * float(held_bytes[0]), _GREW_BYTES):
             return None
         if rank_correlation(held_bytes) < _RISING:
             return None
@@ -105,20 +115,15 @@ class _Window:
 
     def last_slope(self) -> float | None:
         """Return bytes per second over the last window, whether the growth is steady or not."""
-        if len(self.held_bytes) < self._readings:
+        if len(self.held_bytes) < self.span.readings:
             return None
-        grew_bytes = self.held_bytes[-1] - self.held_bytes[-self._readings]
-        return grew_bytes / (self.times_s[-1] - self.times_s[-self._readings])
+        grew_bytes = self.held_bytes[-1] - self.held_bytes[-self.span.readings]
+        return grew_bytes / (self.times_s[-1] - self.times_s[-self.span.readings])
 
 
 def _all_windows() -> list[_Window]:
     """Return windows of all lengths, the shortest first."""
-    windows = [_Window(_SHORTEST_WINDOW_S, _SHORTEST_READINGS, _STEEPEST_SHARE)]
-    windows += [
-        _Window(span_s, _SHORT_READINGS, _STEEP_SHARE) for span_s in _SHORT_WINDOWS_S
-    ]
-    windows += [_Window(span_s, _READINGS, _GREW_SHARE) for span_s in _WINDOWS_S]
-    return windows
+    return [_Window(span) for span in (*_SHORT_SPANS, *_LONG_SPANS)]
 
 
 @dataclass(eq=False)
@@ -148,7 +153,7 @@ class MemoryWatch:
         slope = window.slope()
         if slope is None:
             return None
-        is_short = window.span_s < _WINDOWS_S[0]
+        is_short = window.span in _SHORT_SPANS
         if is_short and window.held_bytes[-1] < _ABOVE_HIGHEST * self._highest_bytes:
             return None
         self.growth = MemoryGrowth(
@@ -171,7 +176,7 @@ class MemoryWatch:
         if growth is None or slope is None:
             return None
         since_judged_s = window.times_s[-1] - growth._judged_at_s
-        if since_judged_s < max(window.span_s, _LEAST_JUDGED_S):
+        if since_judged_s < max(window.span.seconds, _LEAST_JUDGED_S):
             return None
         growth._judged_at_s = window.times_s[-1]
         growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes
