@@ -106,8 +106,12 @@ class Instruments:
                 instrument.guard.run(instrument.end, stage)
 
     def discard(self) -> None:
+        """Stop all instruments without a result."""
         for instrument in reversed(self._in_order):
-            instrument.guard.run(instrument.discard)
+            if instrument.guard.is_disabled:
+                instrument.guard.undo()  # as in ``end``
+            else:
+                instrument.guard.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
         """Return what all instruments have measured so far, by the names of the fields of ``Measured``."""

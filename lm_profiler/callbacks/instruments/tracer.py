@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,7 @@ from lm_profiler.analysis.trace.range_names import (
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
+from lm_profiler.callbacks.marks.torch_hooks import is_within_optimizer_step
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -306,6 +307,7 @@ class Tracer(Instrument):
     stage = "trace"
     _profile: profile | None = None
     _modules: ModuleRanges | None = None
+    _optimizer_hooks: ExitStack = field(default_factory=ExitStack)
 
     @property
     def path(self) -> Path:
@@ -356,11 +358,11 @@ class Tracer(Instrument):
         before_step = register_optimizer_step_pre_hook(
             self.guard.wrap(phases.enter_optimizer_step)
         )
-        self._undo.callback(before_step.remove)
+        self._optimizer_hooks.callback(before_step.remove)
         after_step = register_optimizer_step_post_hook(
             self.guard.wrap(partial(self._leave_optimizer_step, phases))
         )
-        self._undo.callback(after_step.remove)
+        self._optimizer_hooks.callback(after_step.remove)
         self.observe(self.timeline, phases)
 
     def _leave_optimizer_step(
@@ -471,5 +473,12 @@ class Tracer(Instrument):
         return table
 
     def discard(self) -> None:
+        """End the session without a result, and remove all hooks.
+
+        torch iterates over the hooks of optimizers themselves, so within an optimizer's step these hooks stay until
+        this is called again. A guard that is disabled does not call their functions.
+        """
         self._profile = None
         super().discard()
+        if not is_within_optimizer_step():
+            self._optimizer_hooks.close()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import update_wrapper
+from types import FrameType
 from typing import Any
 
 import torch
@@ -103,6 +104,20 @@ class SharedOptimizerHooks:
 
 
 OPTIMIZER_HOOKS = SharedOptimizerHooks()
+
+
+def is_within_optimizer_step() -> bool:
+    """Return whether this function is called from within an ``optimizer.step()``, such as in one of its hooks."""
+    file_of_optimizer = sys.modules[torch.optim.Optimizer.__module__].__file__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        # The function with which torch wraps the ``step`` of every optimizer, and which calls the hooks.
+        is_step = code.co_name == "wrapper" and code.co_filename == file_of_optimizer
+        if is_step:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class ModuleHook:

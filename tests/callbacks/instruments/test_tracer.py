@@ -324,3 +324,33 @@ def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) 
         assert torch.autograd._profiler_enabled()
     assert len(told) == 1
     assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize(
+    "register", [optimizer_module.register_optimizer_step_pre_hook, optimizer_module.register_optimizer_step_post_hook]
+)
+def test_a_session_may_begin_in_a_hook_of_all_optimizers(register: Any, tmp_path: Path) -> None:
+    """torch iterates over these hooks, so ours may not be removed there."""
+    theirs = of_the_user()
+
+    def begin_session(*arguments: Any) -> None:
+        if not theirs.profiler:
+            theirs.start()
+
+    hooks = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
+    before = [dict(each) for each in hooks]
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    tracer, told = tracer_in(tmp_path)
+    with register(begin_session):  # before ours, so that torch goes on to ours after it
+        tracer.guard.run(tracer.start)
+        optimizer.step()
+        optimizer.step()
+        work()
+    theirs.stop()
+    tracer.guard.undo()  # as at the end of the stage
+    assert float(parameter.detach()) == -2
+    assert linear_calls(theirs) == CALLS
+    assert len(told) == 1
+    assert [dict(each) for each in hooks] == before
