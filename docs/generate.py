@@ -227,7 +227,7 @@ def rooms_table(floors: list[list[str]], imports: Mapping[tuple[str, str], int])
                 ("", f"{name}/{folder.name}", _purpose(folder), "")
                 for folder in _inner(name)
             ]
-    return table(("floor", "package", "what it is for", "imports from"), rows)
+    return table(("layer", "package", "what it is for", "imports from"), rows)
 
 
 def _file(room: str) -> Path:

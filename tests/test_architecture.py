@@ -1,4 +1,4 @@
-"""The floors hold, and nobody waits for torch to read a help text."""
+"""The layers hold, and nobody waits for torch to read a help text."""
 
 import ast
 import json

@@ -491,7 +491,7 @@ REMEDY_COLUMNS = (
         "needs",
         "needs",
         "bytes",
-        "memory that is certainly enough: the planned peak plus a ninth, or the planned reserved memory if larger",
+        "least memory in which the run fits: the planned peak divided by 0.9, or the planned reserved memory if larger",
     ),
     replace(
         FLOOR,

@@ -137,9 +137,11 @@ def _end_of_lost(
     """
     lost_rank = lost_ranks[0]
     has_code = lost_rank in codes
-    message = how_it_ended(codes[lost_rank]) if has_code else "ended without a word"
+    message = (
+        how_it_ended(codes[lost_rank]) if has_code else "ended without reporting why"
+    )
     if len(lost_ranks) > 1:
-        message += f"; so did {ranks_text(lost_ranks[1:])}"
+        message += f"; the same holds for {ranks_text(lost_ranks[1:])}"
     # If the exit code is known, this process or its parent started the rank on this host, and ``near_end`` is from this
     # host too.
     host = near_end.failure.host if has_code else None
@@ -162,7 +164,7 @@ def how_it_ended(code: int | None) -> str:
     if code is None:
         return "hangs, or did not receive the signal that ended the other ranks"
     if code == 0:
-        return "had no steps left while other ranks had: do the ranks' loaders differ in length?"
+        return "had no steps left while other ranks had some (perhaps the ranks' loaders differ in length)"
     if code > 0:
         return f"ended with exit code {code}"
     is_known_signal = -code in {*signal.Signals}

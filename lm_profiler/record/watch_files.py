@@ -227,7 +227,7 @@ class WatchStatus(Part):
     @computed_field  # type: ignore[prop-decorator]  # a property below it is what pydantic asks for
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time in training steps, without the first one; None at the start."""
+        """The share of the wall time spent in training steps, without the first step; None at the start."""
         if not self.wall_s:
             return None
         steps_s = sum(

@@ -26,8 +26,8 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.usage_error import UsageError, did_you_mean
 
-# The share of a device's memory that a run can certainly use. The rest is for the driver's context, workspaces and
-# fragmentation.
+# The share of a device's memory that the peak may take if the run is to count as fitting. The rest is for the driver's
+# context, workspaces and fragmentation.
 ROOM = 0.9
 
 # the options on which the memory of a step depends; those of ``model`` are of our own models
@@ -100,7 +100,7 @@ class Planned:
 
     @property
     def needs_bytes(self) -> int:
-        """The least memory into which the run certainly fits."""
+        """The least memory with which the run counts as fitting."""
         return needed_bytes(self.peak, self.reserved)
 
     @property
@@ -128,7 +128,7 @@ _SURELY_GROWS = 3  # so many successive increases are growth, not chance
 
 
 def needed_bytes(peak: int, reserved: int | None) -> int:
-    """Return the least memory into which the run certainly fits, a tenth of which is a margin above ``peak``.
+    """Return the least memory with which the run counts as fitting, a tenth of which is a margin above ``peak``.
 
     ``reserved`` needs no margin, because it includes fragmentation already.
     """
@@ -196,7 +196,7 @@ class Plan:
     device: Capacity
     # whether the run fits into the device; None if unknown, for example because steps grow
     fits: bool | None
-    needs_bytes: int  # the least memory into which the run certainly fits
+    needs_bytes: int  # the least memory with which the run counts as fitting
     # the largest context that fits; ``planned.largest`` is the largest batch
     largest_context: int | None
     # the floor of the step; None if the peaks of the device are unknown

@@ -78,7 +78,7 @@ def _code_part_texts(record: RunRecord, code_part: CodePart) -> list[str]:
     digits = max(digits_of(code_part.seconds), 1)
     mean = _ms(code_part.seconds, digits)
     # Only the mean of a marked part is known: std, median and p95 are empty.
-    return [f"  of it {code_part.name}", mean, "", "", "", share_text(share)]
+    return [f"  of which {code_part.name}", mean, "", "", "", share_text(share)]
 
 
 def _has_device(record: RunRecord) -> bool:

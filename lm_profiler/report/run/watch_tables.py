@@ -61,7 +61,8 @@ def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[st
     line = f"{_process_state_text(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
         line += (
-            f", goodput {status.goodput:.1%} (share of training steps after the first)"
+            f", goodput {status.goodput:.1%} "
+            "(share of the wall time spent in training steps, without the first step)"
         )
     if status.resumed_at:
         line += f"; continued from step {status.resumed_at:,}"
@@ -195,7 +196,8 @@ def _event_without_cause(event: WatchEvent) -> str:
     if event.kind == "stall":
         return f"stalled{part} since {_clock_text(event.at_s - event.now)}, for {duration_text(event.now)} so far"
     if event.kind == "silent rank":
-        return f"no report: stalled{part} since {_clock_text(event.at_s - event.now)}"
+        place = f" (last{part})" if part else ""
+        return f"no report since {_clock_text(event.at_s - event.now)}{place}"
     if event.kind == "memory":
         return _memory_text(event)
     if event.kind == "level":
@@ -216,8 +218,8 @@ def _duration_text(event: WatchEvent, part: str = "") -> str:
 
 
 def _late_rank_text(event: WatchEvent, part: str) -> str:
-    frequency = "always" if event.chronic else "once"
-    text = f"{frequency} late{part}: {_duration_text(event)}"
+    lateness = "always late" if event.chronic else "late once"
+    text = f"{lateness}{part}: {_duration_text(event)}"
     if event.cost_s is not None:
         text += f"; the others waited {duration_text(event.cost_s)}"
     return text
@@ -251,12 +253,12 @@ def _level_text(event: WatchEvent, part: str) -> str:
     if event.in_all_parts:
         part = ", all phases alike"
     if event.course in ("wanders", "alternates"):
-        return f"the step {event.course} between {old_level} and {new_level}{part} {steps}: {event.times} changes"
+        return f"the step time {event.course} between {old_level} and {new_level}{part} {steps}: {event.times} changes"
     ratio = event.ratio or 1.0
     direction = "slower" if ratio > 1 else "faster"
     change = f"{abs(ratio - 1):.1%} {direction}"
     if event.course == "drift":
-        change = f"slowly {change}"
+        change = f"gradually {change}"
     if event.until_step is not None:
         steps = f"from step {event.since_step:,} to {event.until_step:,}"
     return f"{change} {steps}: {old_level} → {new_level}{part}"

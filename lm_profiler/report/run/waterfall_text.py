@@ -277,12 +277,15 @@ def missing_input(record: RunRecord) -> str:
         stages = f"Let the loop run for all stages: {sum(record.steps_planned.values())} steps or more."
         return f"none of the {planned_steps} planned steps was traced. {stages}"
     if use is None:
-        return "the FLOPs of a step are unknown; a note gives the reason. Or run it again with --memory.steps=1."
+        return "the FLOPs of a step are unknown (a note gives the reason). Run it again with --memory.steps=1."
     if use.dtype is None:
         return "the dtype of its matmuls is unknown."
     if use.peak_flops_per_s is None and use.ceiling_flops_per_s is None:
         return "no peak is known for this device. Run it again with --peak_tflops, from its datasheet."
-    return "a note of the run gives the reason, or an earlier version wrote the run."
+    return (
+        "see the notes of the run; if none of them gives the reason, "
+        "an earlier version of lm_profiler wrote the run."
+    )
 
 
 _MOST_CONTRIBUTORS = 5

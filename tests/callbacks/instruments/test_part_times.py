@@ -115,7 +115,7 @@ def test_a_part_is_a_row_below_its_phase() -> None:
     loss = CodePart(name="loss", phase="forward", seconds=0.5e-3, calls=1)
     table = phase_table(made_record(code_parts=[loss]))
     titles = [row[0].text.strip() for row in table.rows]
-    assert titles == ["forward", "of it loss", "backward", "other", "forward + backward", "step"]
+    assert titles == ["forward", "of which loss", "backward", "other", "forward + backward", "step"]
     [row] = [row for row in table.rows if "loss" in row[0].text]
     assert [row[1].text, row[5].text] == ["0.500", "5.0%"]
     assert {len(row) for row in table.rows} == {len(table.headings)}

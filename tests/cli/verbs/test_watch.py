@@ -56,7 +56,7 @@ def test_the_latest_version_is_shown_once_without_a_terminal(tmp_path: Path, cap
     shown = capsys.readouterr().out
     for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
         assert words in shown
-    events = [line for line in shown.splitlines() if "once late in" in line or "no report:" in line]
+    events = [line for line in shown.splitlines() if "late once in" in line or "no report since" in line]
     assert_stored("cli/watch", {"events of rank 1": events})
     logs = tmp_path / "logs"
     for age, version in ((2, "version_10"), (1, "version_9")):
