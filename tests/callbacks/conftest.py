@@ -1,5 +1,7 @@
 """Runs of the tests here stand alone."""
 
+import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,24 @@ def counted_apart(monkeypatch: pytest.MonkeyPatch) -> CountedApart:
     counted = CountedApart()
     monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", counted)
     return counted
+
+
+@pytest.fixture
+def quiet_trainers() -> Iterator[None]:
+    """Let Trainers report nothing below an error."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture
+def interrupts_as_before() -> Iterator[None]:
+    """Lightning ignores SIGINT from the first KeyboardInterrupt on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

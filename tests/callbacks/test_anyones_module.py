@@ -20,7 +20,7 @@ from raised import refusal
 from stored_texts import assert_stored
 from torch.utils.data import DataLoader, IterableDataset
 
-from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.marks.optimizers import _MarkedStep, _Wrapper
 from lm_profiler.record.run_record import read_run
 
@@ -246,17 +246,6 @@ def test_a_trainer_in_which_nothing_can_be_timed_is_refused(tmp_path: Path) -> N
     trainer.callbacks.append(short())
     with pytest.raises(MisconfigurationException, match="barebones"):
         trainer.fit(BoringModel())
-
-
-def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    callbacks = profiling_callbacks(1, 3, trace_steps=1, memory_steps=1, name="mine")
-    trainer_with(callbacks, tmp_path).fit(BoringModel())
-    record = read_run(tmp_path / "logs" / "mine" / "version_0")
-    assert (record.name, record.steps) == ("mine", STEPS)
-    printed = capsys.readouterr()
-    assert "forward" in printed.out
-    assert "logs/mine/version_0" in printed.out
-    assert "measuring: 3 steps" in printed.err
 
 
 class Scheduled(BoringModel):

@@ -1,7 +1,6 @@
 """The instruments may fail; the training may not: faults at every call that a training makes of ours."""
 
 import gc
-import logging
 import signal
 import sys
 import warnings
@@ -24,7 +23,7 @@ from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
-pytestmark = pytest.mark.usefixtures("counted_apart")
+pytestmark = pytest.mark.usefixtures("counted_apart", "quiet_trainers")
 
 
 ERRORS: list[Callable[[], BaseException]] = [
@@ -33,15 +32,6 @@ ERRORS: list[Callable[[], BaseException]] = [
     lambda: MemoryError("boom"),
     lambda: GeneratorExit("boom"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quiet_trainers() -> Iterator[None]:
-    logger = logging.getLogger("lightning.pytorch")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """However a run dies, what it finished is on disk, and the record says where it died."""
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.fixture(autouse=True)
-def interrupts_as_before() -> Iterator[None]:
-    """Lightning ignores SIGINT from the first KeyboardInterrupt on."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interrupts_as_before")
 
 
 def die(

@@ -2,13 +2,12 @@
 
 import copy
 import io
-import logging
 import os
 import pickle
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
-
-@pytest.fixture(autouse=True)
-def quiet_trainers() -> Iterator[None]:
-    logger, interrupts = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(before)
-    signal.signal(signal.SIGINT, interrupts)  # Lightning ignores it from the first KeyboardInterrupt on
+pytestmark = pytest.mark.usefixtures("quiet_trainers", "interrupts_as_before")
 
 
 @pytest.fixture(autouse=True)

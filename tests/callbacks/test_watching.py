@@ -97,12 +97,6 @@ def test_files_of_a_plain_run() -> None:
     assert not (folder() / "events.jsonl").exists() or read_events(folder())
 
 
-@pytest.mark.parametrize("make", [Tiny, Manual])
-def test_a_watched_training_is_as_without(make: type[Tiny]) -> None:
-    plain = train(Path(), [], make, max_steps=STEPS)
-    assert_same_weights(plain, train(Path(), [watcher()], make, max_steps=STEPS))
-
-
 def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = watching.Watching._step_ended
 
@@ -180,9 +174,10 @@ class Asking(Callback):
             time.sleep(0.04)
 
 
-def test_a_trace_on_demand() -> None:
-    plain = train(Path(), [], max_steps=STEPS)
-    module = train(Path(), [Asking(), watcher()], max_steps=STEPS)
+@pytest.mark.parametrize("make", [Tiny, Manual])
+def test_a_watched_training_is_as_without_also_where_a_trace_is_asked_for(make: type[Tiny]) -> None:
+    plain = train(Path(), [], make, max_steps=STEPS)
+    module = train(Path(), [Asking(), watcher()], make, max_steps=STEPS)
     assert_same_weights(plain, module)
     (_trace,) = (folder() / "trace").glob("rank0.step*.kernels.json")
     assert not request_file(folder(), 0).exists()
