@@ -179,7 +179,7 @@ def said(*arguments: str) -> str:
 
 
 def rooms() -> list[list[str]]:
-    """The packages of each floor, the highest first, as import-linter is told them."""
+    """The packages of each layer, the highest first, from import-linter's settings."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
         "tool"
     ]["importlinter"]
