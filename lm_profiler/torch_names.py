@@ -45,7 +45,7 @@ class PrivateName:
             return otherwise
 
     def get(self, thing: Any) -> Any:
-        """Return this attribute of ``thing``; raises NameMissing if it lacks it."""
+        """Return this attribute of ``thing``; raise NameMissing if ``thing`` does not have it."""
         try:
             return look_up(thing, self.name, self.path)
         except AttributeError:

@@ -489,7 +489,7 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the owners of ``other`` with the mean time of ``other`` on rank 0, the only rank that logs."""
+    """Return which code took the time of ``other``, with the mean of ``other`` on rank 0 (only rank 0 logs)."""
     owned = run.evidence.other_by_owner
     if owned is None:
         return {}
@@ -603,7 +603,7 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the floor (least time) of each phase, and details on phases that were faster than theirs."""
+    """Return the floor (least time) of each phase, and details on phases that were faster than their floor."""
     _, work_by_phase = run.work
     rates = record.rates or Rates()
     took_s = {phase: record.time[phase].mean for phase in work_by_phase}

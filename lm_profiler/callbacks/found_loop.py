@@ -39,7 +39,7 @@ class FrameworkFacts:
 
 @dataclass(frozen=True)
 class FoundLoop:
-    """The objects of one loop that exist in the process."""
+    """The models and the loader of one training loop, as far as they were found in the process."""
 
     # the outermost modules that hold parameters of the optimizer
     modules: list[nn.Module]

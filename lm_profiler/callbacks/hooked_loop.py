@@ -48,7 +48,7 @@ _DTYPE_NAMES = {
 
 @dataclass(eq=False)
 class HookedLoop:
-    """The facts of such a loop. Facts that its framework does not state are taken from what its marks have seen."""
+    """A loop without a Lightning Trainer. What its framework does not state is taken from what the marks have seen."""
 
     # the outermost modules; those of further optimizers are added
     modules: list[nn.Module]
@@ -160,7 +160,7 @@ class HookedLoop:
 
     @property
     def wrapped_module(self) -> object:
-        """The first DDP module within the loop's modules, or else the first of these; None without modules."""
+        """The first DDP module within the loop's modules, or else the loop's first module; None without modules."""
         for module in self.modules:
             for part in module.modules():
                 if isinstance(part, nn.parallel.DistributedDataParallel):

@@ -84,7 +84,7 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
 class LoopSearch:
     """Waits for the first optimizer that steps, finds the loop that steps it, and profiles that loop.
 
-    The step that runs then does not count, because its begin was not seen.
+    The step that runs then does not count, because its start was not seen.
     """
 
     options: ProfilingOptions

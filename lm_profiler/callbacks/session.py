@@ -614,7 +614,7 @@ def between_steps(
 
 
 def _cause_of_gap(kinds: set[str]) -> str:
-    """Return what a gap counts as, in which events of these ``kinds`` began."""
+    """Return the cause of a gap in which events of these ``kinds`` began."""
     if VALIDATION in kinds:
         return VALIDATION
     if EPOCH in kinds:

@@ -162,7 +162,7 @@ class StageCounter:
         self.planned[stage] = steps
 
     def end_stage(self) -> None:
-        """End the current stage, also before its planned steps are done, and begin the next one."""
+        """End the current stage, even if not all of its planned steps are done, and begin the next one."""
         stage = self._stages_left.pop(0)
         self.steps_left -= self.planned[stage] - self.steps_done
         self._begin_stage()

@@ -226,7 +226,7 @@ class WatchWriter:
                 self._compare_ranks(now_ns)
 
     def take(self, hand_over: HandOver) -> None:
-        """Add what was handed over to the figures, conclude from it, and write the files."""
+        """Add what the training thread passed on to the figures, conclude from it, and write the files."""
         first_traced_step = self.run.steps + 1
         if hand_over.skipped_steps:
             self.run.skip(hand_over.skipped_steps)
@@ -365,7 +365,7 @@ class WatchWriter:
             self.unsent.append((window_figures(window), self._newest.global_step))
 
     def _add_to_live_row(self, timed: TimedSteps, hand_over: HandOver) -> None:
-        """Add what was handed over to the row of live figures, and write the row if it is due."""
+        """Add what the training thread passed on to the row of live figures, and write the row if it is due."""
         if self.live_rows is None:
             return
         sums = self.live_rows.sums

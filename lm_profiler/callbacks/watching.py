@@ -309,7 +309,7 @@ class Watching:
         return self._phases
 
     def take_over(self, stages_phases: PhaseProfiler) -> None:
-        """Make the running epoch report its end here, although it reported its begin to the marker of the stages."""
+        """Make the running epoch report its end here, although it reported its start to the marker of the stages."""
         stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:

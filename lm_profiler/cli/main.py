@@ -37,7 +37,7 @@ VERBS = {
     "watch": "show where the time of a running training goes, and its events",
     "trace": "trace the next steps of a watched training",
     "compare": "compare runs: is B faster than A?",
-    "ab": "run two versions of a repository in turns until it is clear which is faster",
+    "ab": "run two versions of a repository alternately until it is clear which is faster",
     "numerics": "show how low precision changes a sum",
     "collectives": "measure how fast processes of this machine exchange data",
     "selftest": "measure how far equal runs differ on this machine",

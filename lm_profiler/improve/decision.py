@@ -85,7 +85,7 @@ class PairedComparison:
 
     @property
     def is_final(self) -> bool:
-        """Whether it compares the final setting with the first."""
+        """Whether this comparison is that of the final setting with the first."""
         return self.candidate is FINAL_SETTING
 
     @property

@@ -346,7 +346,7 @@ class Runner:
         self._raise_if_interrupted()
 
     def interrupt(self) -> None:
-        """Stop after the running cell."""
+        """Stop the search once the run in progress has ended."""
         self.interrupted = True
         if self._schedule is not None:
             self._schedule.interrupted = True

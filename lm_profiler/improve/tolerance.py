@@ -179,7 +179,8 @@ def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
 def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the relative error of the mean loss that chance may explain.
 
-    Another number of workers, or another kernel, draws other random numbers, so single steps differ in both directions.
+    Another number of workers, or another kernel, draws other random numbers, so some steps have a higher and some a
+    lower loss.
     A real error has one direction, so its steps scatter by less than their mean.
     """
     distances = []
@@ -314,7 +315,7 @@ def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
 def _first_difference(
     units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
 ) -> SizeDifference | None:
-    """Return the sizes in the first of ``units`` in which they differ; None if they differ in none."""
+    """Return the step sizes of ``a`` and ``b`` in the first of ``units`` in which they differ; None if none differs."""
     for unit in units:
         # The number of tokens differs slightly anyway if texts vary in length.
         tolerated = MARGIN * a[unit]

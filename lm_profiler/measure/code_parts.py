@@ -42,12 +42,12 @@ _listener = _Listener()
 
 
 def open_ranges_with(opener: Opener | None) -> None:
-    """Make ``opener`` open the range of each part from now on; None ends it."""
+    """Make ``opener`` open the range of each part from now on; with None, open no ranges any more."""
     _listener.opener = opener
 
 
 def time_parts(timer: Timer | None) -> None:
-    """Make ``timer`` note each part from now on; None ends it."""
+    """Make ``timer`` note each part from now on; with None, time no parts any more."""
     _listener.timer = timer
 
 

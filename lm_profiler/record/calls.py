@@ -18,7 +18,7 @@ def check_folder_name(name: object, log_dir: object) -> None:
         is_printable = isinstance(value, (str, Path)) and str(value).isprintable()
         if not is_printable:
             raise UsageError(
-                f"{option}: expected text that can be printed, given {str(value)[:100]!r}"
+                f"{option}: expected printable text, given {str(value)[:100]!r}"
             )
     path = Path(str(name))
     is_subfolder = (

@@ -135,7 +135,7 @@ class Entry:
 
     @property
     def shows_steps(self) -> bool:
-        """Whether its steps can be shown: it has times, and has succeeded or is unfinished."""
+        """Whether the steps of this run can be shown: it has times, and has succeeded or is unfinished."""
         has_times = self.record is not None and bool(self.record.time)
         return has_times and self.status in ("ok", "unfinished")
 
@@ -220,7 +220,7 @@ def collect(paths: Iterable[Path]) -> Collection:
         leads_to_runs = (link / PLAN_FILE).exists() or (link / "run.json").exists()
         if leads_to_runs and search.is_first_visit(link):
             search.collection.problems.append(
-                f"{link}: is a link, and links are not followed; give {link.resolve()}"
+                f"{link}: is a link, and links are not followed; give {link.resolve()} instead"
             )
     search.collection.entries[:] = search.entries_in_order()
     return search.collection

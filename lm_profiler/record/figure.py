@@ -136,7 +136,7 @@ class Figure:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text about a figure, such as a source or a reason."""
+        """Whether this figure is a text, such as a source or a reason."""
         return self.kind == "text"
 
     @property
@@ -156,7 +156,7 @@ class Figure:
         return self.compute or getter(self.path)
 
     def interval(self, record: Any) -> tuple[float, float] | None:
-        """Return its 95 % interval (low, high) in ``record``; None if it has none."""
+        """Return the figure's 95 % interval (low, high) in ``record``; None if it has none."""
         if self.goes_by_step:
             return _interval_by_step(self.get(record), record)
         if self._end_getters is None or self.get(record) is None:
@@ -169,7 +169,7 @@ class Figure:
 
     @cached_property
     def _end_getters(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
-        """Functions that return the two ends of its interval in a record."""
+        """Functions that return the two ends of this figure's interval in a record."""
         if self.interval_ends is None:
             return None
         low_name, high_name = self.interval_ends

@@ -219,7 +219,7 @@ class Finding(Part):
     """Something that takes time that could be saved, and the code that it is in."""
 
     name: Annotated[FindingName, Newer] = figure(
-        "finding", "text", "cause of time that could be saved"
+        "finding", "text", "cause of the time that could be saved"
     )
     saves_s: float = figure(
         "could save",

@@ -145,7 +145,7 @@ class Tried(Part):
 
     @property
     def needs_more_pairs(self) -> bool:
-        """Whether it was compared, and more pairs may still show that it helps."""
+        """Whether the change was compared, and more pairs may still show that it helps."""
         return self.verdict == "UNDECIDED" and self.why not in _SETTLED
 
 

@@ -638,7 +638,7 @@ class AllocatorReading(Part):
     inactive_split_peak: int | None = figure(
         "inactive split",
         "GiB",
-        "largest number of free bytes, at one time, in segments of which another part was in use",
+        "peak of the free bytes in segments that are partly in use",
         "allocator_inactive_split_peak_bytes",
     )
     fragmentation: int | None = figure(

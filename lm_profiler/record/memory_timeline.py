@@ -172,7 +172,7 @@ class MemoryTimeline(Part):
         return places, curves
 
     def shaded(self) -> list[tuple[str, int, int]]:
-        """Return each phase with events, and the positions of its begin and end; successive equal phases are joined."""
+        """Return each phase with events, and the positions of its start and end; successive equal phases are joined."""
         stretches: list[tuple[str, int, int]] = []
         phase_ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
         for (phase, begin), end in zip(self.phases, phase_ends, strict=True):

@@ -29,7 +29,7 @@ class RankEnd(Part):
 
     @property
     def is_signalled(self) -> bool:
-        """Whether a signal ended it that a launcher may have sent because another rank was lost (not Ctrl-C)."""
+        """Whether a signal ended the rank that a launcher may have sent after another rank was lost (not Ctrl-C)."""
         return self.status == "interrupted" and self.failure.type != "KeyboardInterrupt"
 
     @property

@@ -174,7 +174,7 @@ class RankFinding(Part):
         default=None,
     )
     last_in: int | None = figure(
-        "last in",
+        "most waiting in",
         "count",
         "number of steps in which the slow ranks caused more waiting than any other rank",
         "slow_in_steps",
@@ -194,7 +194,7 @@ class RankFinding(Part):
     steps: int | None = figure(
         "steps judged",
         "count",
-        "number of measured steps that show which ranks wait for which",
+        "number of measured steps in which it is known which ranks wait for which",
         "ranks_judged_steps",
         default=None,
     )

@@ -281,7 +281,7 @@ class OddStep(Part):
         default=None,
     )
     beside: str | None = figure(
-        "no cause, but",
+        "unusual counters",
         "text",
         "counters that differ from those of the other steps, if they do not explain the additional time",
         default=None,
@@ -461,7 +461,7 @@ class LoaderFacts(Part):
 
     @property
     def used_up(self) -> int | None:
-        """The number of batches prefetched before the measured steps that these used up; None means unknown."""
+        """The number of batches prefetched before the measured steps and used up by them; None means unknown."""
         if self.ready_before is None or self.ready_after is None:
             return None
         return max(self.ready_before - self.ready_after, 0)
@@ -547,7 +547,7 @@ class PythonTime(Part):
 
 
 class OuterCall(Part):
-    """A function of the program that is called outside of all phases, in one step; its code is followed meanwhile."""
+    """A function of the program that is called outside of all phases, in one step in which its code is traced."""
 
     outer_function: str = figure(
         "called", "text", "function of the program that is called outside of all phases"
@@ -555,9 +555,9 @@ class OuterCall(Part):
     file: str = figure("file", "text", "file of the program that contains the call")
     line: int = figure("line", "count", "number of the line with the call")
     seconds: float = figure(
-        "time with all that it calls",
+        "time, callees included",
         "ms",
-        "time of the call with everything that it calls, in one step; following its code makes it slower",
+        "time of the call with everything that it calls, in one step; too high, because tracing slows its code down",
     )
 
 

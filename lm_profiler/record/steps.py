@@ -350,7 +350,7 @@ def _parsed_rows(
     pick_columns = itemgetter(*[header.index(name) for name in STEP_COLUMNS])
     for line in lines:
         if len(line) != len(header):
-            raise ValueError(f"has {len(line)} fields in place of {len(header)}")
+            raise ValueError(f"has {len(line)} fields instead of {len(header)}")
         yield _parsed_row(pick_columns(line))
 
 
@@ -458,7 +458,7 @@ def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
     """Write the rows of all ranks into one file; return notes for the user.
 
-    If ``all_ended``, the files of single ranks are deleted. Otherwise ranks may still be writing them.
+    If ``all_ended``, the files of the individual ranks are deleted. Otherwise ranks may still be writing them.
     """
     table = StepTable.from_rows(rows)
     notes: list[str] = []

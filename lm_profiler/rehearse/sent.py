@@ -127,7 +127,7 @@ def _is_lightning_module(module: nn.Module) -> bool:
 
 
 class _CalledModel(LightningModule):
-    """A model whose step is one call of it. A batch holds the call's positional and named arguments."""
+    """A model whose step is a single call of the model. A batch holds the call's positional and named arguments."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

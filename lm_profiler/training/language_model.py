@@ -340,7 +340,7 @@ class LanguageModel(LightningModule):
     def optimizer_zero_grad(
         self, epoch: int, batch_idx: int, optimizer: Optimizer
     ) -> None:
-        """Clear the gradients; also without an optimizer, since Lightning's stand-in would let them add up."""
+        """Clear the gradients, even without an optimizer, because Lightning's stand-in would let them add up."""
         if self.optimizer_name == NO_OPTIMIZER:
             self.zero_grad()
         else:

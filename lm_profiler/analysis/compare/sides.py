@@ -106,7 +106,7 @@ class Run:
     ) -> Interval | None:
         """Return the mean over steps and ranks of a figure of the counters; None if it is missing for any of them."""
         if not self.counters and self.record.mean_counters is not None:
-            # there are no counters of single steps, only their mean
+            # there are no counters of individual steps, only their mean
             mean = figure(self.record.mean_counters)
             if mean is None:
                 return None

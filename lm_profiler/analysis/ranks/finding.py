@@ -288,7 +288,7 @@ def _worth_fixing(
 
 
 def _units_of(slow: Sequence[SlowCandidate]) -> list[list[SlowCandidate]]:
-    """Return the groups that are fixed or dropped together: single ranks, or all ranks of a part if they are many."""
+    """Return the groups that are fixed or dropped together: one rank each, or all ranks of a part if they are many."""
     by_part = defaultdict[int, list[SlowCandidate]](list)
     for candidate in slow:
         by_part[candidate.part].append(candidate)

@@ -230,7 +230,7 @@ def _instants_between_work_ns(
 def _instants_beside_work_ns(
     shares_of_host: NDArray[np.float64], took_ns: Instants, duration_ns: float
 ) -> NDArray[np.float64]:
-    """Return when the stream reached each call, from the part's begin, if the rank's own work continues beside calls.
+    """Return when the stream reached each call, from the part's start, if the rank's own work continues beside calls.
 
     ``shares_of_host`` is, for each call, the share of the host's time in the part after which it was made. ``took_ns``
     is how long each call took, and ``duration_ns`` how long the part took on the stream. The calls run one after

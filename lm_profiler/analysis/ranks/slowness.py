@@ -214,7 +214,7 @@ def _error_of_mean(
 
 
 def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
-    """Return the begin and the end of the stretch from the first to the last high level; levels lie between edges."""
+    """Return the start and the end of the stretch from the first to the last high level; levels lie between edges."""
     levels_s = []
     for begin, end in pairwise(edges):
         levels_s.append(float(excess_s[begin:end].mean()))

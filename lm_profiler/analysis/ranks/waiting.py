@@ -137,7 +137,7 @@ class RanksWork:
 
         The distribution of a rank's step times is replaced by that of the fast ranks: its fastest step gets the time of
         their fastest step, and so on. The order of its short and long steps stays, so that ranks still differ from each
-        other in single steps, and still wait.
+        other in individual steps, and still wait.
         """
         slow_by_part = defaultdict[int, list[SlowCandidate]](list)
         for candidate in slow:
@@ -526,7 +526,7 @@ class _Slices(NamedTuple):
 def _cut_into_slices(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
 ) -> _Slices:
-    """Cut the time of R ranks into K slices: at the end and the begin of each step, and where all ranks meet.
+    """Cut the time of R ranks into K slices: at the beginning and the end of each step, and where all ranks meet.
 
     Args:
         tracks: the marks of each rank.
@@ -535,7 +535,7 @@ def _cut_into_slices(
     """
     begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
     end_ns = np.stack([track.end_ns for track in tracks], axis=1)
-    # the points at which slices end: first the ends of the steps, then their begins, then the meetings
+    # the points at which slices end: first the ends of the steps, then their beginnings, then the meetings
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
     # in the order in which the last rank reaches them
     order = points_ns.max(axis=1).argsort(kind="stable")
@@ -549,7 +549,7 @@ def _steps_of_slices(points: NDArray[np.intp], steps: Instants) -> NDArray[np.in
     """Return [K] the index of the step of each slice; -1 between steps that are not successive.
 
     ``points`` has the point at which each slice ends. With n ``steps``, point i is the end of step i, point n + i is
-    its begin, and points from 2 n on are meetings.
+    its beginning, and points from 2 n on are the collectives for which all ranks wait.
     """
     count = len(steps)
     is_next_measured = np.append(np.diff(steps) == 1, False)

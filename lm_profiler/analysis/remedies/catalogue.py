@@ -421,7 +421,7 @@ def _ranks_text(finding: RankFinding) -> str:
         ranks = f"rank {finding.rank} (host {finding.host})"
     if finding.phase in ("data", "transfer"):
         return f"Compare the data of {ranks} with the others: disk, network, cores for the loader, length of samples."
-    return f"Compare {ranks} with the others: other programs, clock, number of cores, length of batches."
+    return f"Compare {ranks} with the others: programs beside it, clock, number of cores, length of samples."
 
 
 def _precision_text(finding: Finding, settings: Settings) -> str:

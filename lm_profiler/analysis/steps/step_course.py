@@ -332,7 +332,7 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
 
 
 def _sums_around(sums: Series) -> Series:
-    """Return (n, n + 1) the sums over everything before and after each segment, from the (n, n + 1) of segments."""
+    """Return (n, n + 1) the sums over all before and after each segment, from the (n, n + 1) sums of segments."""
     count = len(sums)
     sums_before = sums[0, :count, None]
     sums_after = np.append(sums[:, count], 0.0)[None, :]

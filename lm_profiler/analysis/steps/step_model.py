@@ -462,7 +462,7 @@ def _cut_warm_up(logs: Series) -> _WarmUp:
 
 
 def _longest_stretch(edges: Sequence[int]) -> tuple[int, int]:
-    """Return the begin and the end of the longest level; of equally long ones the last, because the run stays there."""
+    """Return the start and the end of the longest level; of equally long ones the last, because the run stays there."""
     longest = (edges[0], edges[1])
     for begin, end in pairwise(edges):
         if end - begin >= longest[1] - longest[0]:

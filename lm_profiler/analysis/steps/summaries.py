@@ -1,4 +1,4 @@
-"""Computes the figures of a run from its rows, also with another warm-up than that of the run."""
+"""Computes the figures of a run from its rows; the warm-up may differ from that of the run."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def share_in_steps(record: RunRecord) -> float:
     """Return the share of the training loop's time, without validation, that the measured steps took.
 
     The rest is between steps: epoch boundaries, and the profiler's own writing once per second. A rate of the steps
-    multiplied by this share is a lower bound, also if other programs on the machine make that time long.
+    multiplied by this share is a lower bound, even if other programs on the machine make that time long.
     """
     step = record.time.get("step")
     steps = record.steps.get("measure", 0)

@@ -351,7 +351,7 @@ def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
 
 
 def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
-    """Return for how much of each stretch, from ``starts`` to ``ends``, nothing computes."""
+    """Return the time in which nothing computes, for each stretch from ``starts`` to ``ends``."""
     compute_starts, compute_ends = compute_spans(work)
     hidden_ns = covered_ns(
         np.array(compute_starts, dtype=np.int64),

@@ -122,7 +122,7 @@ _COPIES = (
 
 
 def _named(names: str) -> str:
-    """Return a pattern for operators with these ``names``, also in place, of backward, and of foreach."""
+    """Return a pattern for operators with these ``names``, and for their in-place, backward and foreach variants."""
     return rf"^aten::(_foreach_)?({names})(_backward)?_?$"
 
 

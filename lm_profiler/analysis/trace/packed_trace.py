@@ -228,7 +228,7 @@ class PackedTrace:
     def remove_stretches(self, stretches: Sequence[tuple[int, int]]) -> None:
         """Remove ``stretches`` of time, such as a validation, and the events that began in them.
 
-        Later events are moved to earlier times, as if the stretches had not existed. Each stretch is a begin and an
+        Later events are moved to earlier times, as if the stretches had not existed. Each stretch is a start and an
         end; they are ordered and do not overlap.
         """
         # an empty stretch at 0, so that each time has a last stretch before it

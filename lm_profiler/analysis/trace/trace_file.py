@@ -102,7 +102,7 @@ def _header_and_rest(file: TextIO) -> tuple[str, str]:
 
 
 def _bytes_read(file: TextIO) -> int:
-    """Return how many bytes of the file on disk have been read, also if it is compressed."""
+    """Return how many bytes of the file on disk have been read, even if it is compressed."""
     unpacked_file = file.buffer
     disk_file = getattr(unpacked_file, "fileobj", unpacked_file)
     return int(disk_file.tell())

@@ -302,7 +302,7 @@ def _likely_owners(
 
 
 def _may_launch(launch: Launch, piece: DeviceWork) -> bool:
-    """Return whether ``launch`` may have launched ``piece``: it precedes it, and either both are copies or neither."""
+    """Return whether ``launch`` may have launched ``piece``: it is earlier, and both or neither of them are copies."""
     if launch.start > piece.start:
         return False
     call, name = launch.call_name.lower(), piece.name.lower()

@@ -43,7 +43,7 @@ class NamedSpan(NamedTuple):
 
 
 class SpansInOrder:
-    """Spans sorted by their begin, so that those of an interval are found without searching all of them."""
+    """Spans sorted by their start, so that those of an interval are found without searching all of them."""
 
     def __init__(self, spans: Sequence[NamedSpan]) -> None:
         self._spans = sorted(spans, key=lambda span: span.begin_ns)
@@ -72,7 +72,7 @@ def passed(
 
     Args:
         departures: the instant and the reason of each departure.
-        checkpoint_instants_ns: the begin of the first checkpoint, its end, the begin of the second, and so on.
+        checkpoint_instants_ns: the start of the first checkpoint, its end, the start of the second, and so on.
     """
     spans = []
     for instant_ns, reason in departures:

@@ -55,7 +55,7 @@ _SETTLING = 35
 _SMALLEST_EARLY_CHANGE = 0.1
 SMALLEST_CHANGE = 0.015  # the speed of machines varies by one percent
 # A change must exceed this many standard errors. In simulations (see the tests) there is less than one false alarm in
-# 10^6 steps, also with AR(1) noise of 0.6 and with Student's t of three degrees of freedom.
+# 10^6 steps, even with AR(1) noise of 0.6 and with Student's t of three degrees of freedom.
 _THRESHOLD = 6.0
 _RECENT = 50  # the last blocks, in which a change is searched for: 1,000 steps
 _NOISE_BLOCKS = 200  # blocks from which the noise is estimated
@@ -359,7 +359,7 @@ class LevelFollower:
         _, seconds_before = self._recent.steps_between(begin_step, onset_step - 1)
         _, seconds_after = self._recent.steps_between(onset_step, last_step)
         if not len(seconds_before) or not len(seconds_after):
-            # The single steps are no longer in memory.
+            # The individual steps are no longer in memory.
             return True
         log_before = np.mean(logs_of(self._blocks[begin:onset]))
         log_after = np.mean(logs_of(self._blocks[onset:]))
@@ -418,7 +418,7 @@ class LevelFollower:
         blocks_before: Sequence[StepBlock],
         blocks_after: Sequence[StepBlock],
     ) -> int:
-        """Return the first step of the new level, found among the single steps around the block ``onset``."""
+        """Return the first step of the new level, found among the individual steps around the block ``onset``."""
         first_block = max(onset - 2, onset - len(blocks_before))
         last_block = min(onset + 1, len(self._blocks) - 1)
         steps, seconds = self._recent.steps_between(

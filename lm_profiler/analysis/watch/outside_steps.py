@@ -149,7 +149,7 @@ def _seconds_by_kind(
     """Divide the time of a gap, in which the loop was in no step, among kinds of activities; return their seconds.
 
     Args:
-        gap: its begin and its end.
+        gap: its start and its end.
         events: the moments and spans that begin in it.
         instruments_ns: how long this profiler worked in it.
     """

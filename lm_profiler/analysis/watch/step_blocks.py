@@ -28,7 +28,7 @@ Seconds = NDArray[np.float64]
 
 
 class StepBlock(NamedTuple):
-    """Successive steps, with means over those of middle length."""
+    """Successive steps, with means over the steps of middle length."""
 
     first_step: int
     last_step: int

@@ -92,7 +92,7 @@ class Loop(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch.compile has compiled the model or a part of it, also where a strategy wraps the result."""
+        """Whether torch.compile has compiled the model or a part of it, even if a strategy wraps the result."""
 
     @property
     def optimizers(self) -> Sequence[Any]: ...

@@ -30,7 +30,7 @@ class _Instant(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The time from the begin to the end of a part that the program marks."""
+    """The time from the start to the end of a part that the program marks."""
 
     name: str
     begin: _Instant

@@ -342,7 +342,7 @@ class StreamRanksWatch(RanksWatch):
         stream = timeline_of(self.rank, self._steps, self._stream_marks, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)
 
-        # Instants that are known on both clocks: the marks, and the begin and end of the stream's waits, which the host
+        # Instants that are known on both clocks: the marks, and the start and end of the stream's waits, which the host
         # enqueues at once.
         host_ns = [host.host_ns]
         stream_ns = [stream.host_ns]

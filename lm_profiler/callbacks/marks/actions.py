@@ -78,7 +78,7 @@ class Action(Nothing):
 
 @dataclass(eq=False)
 class CheckpointSaving(Nothing):
-    """The saving of a checkpoint: adds its begin and its end to the timeline."""
+    """The saving of a checkpoint: adds its start and its end to the timeline."""
 
     timeline: Timeline
 
@@ -94,7 +94,7 @@ class CheckpointSaving(Nothing):
 
 @dataclass(eq=False)
 class EpochHook(Nothing):
-    """A hook of the program at the begin or end of an epoch: adds its begin, its end and its name to the timeline."""
+    """A hook of the program at the start or end of an epoch: adds its start, its end and its name to the timeline."""
 
     timeline: Timeline
     name: str
@@ -261,7 +261,7 @@ class Actions(dict[str, Marked]):
         return NOTHING
 
     def surround(self, surrounding: Callable[[str, Marked], Marked] | None) -> None:
-        """Use the spans that ``surrounding`` makes from an action's name and its plain span; None ends that."""
+        """Use the spans that ``surrounding`` makes from an action's name and its plain span; None: the plain spans."""
         self._make_surrounding_span = surrounding
         action_names = list(self)
         self.clear()

@@ -423,7 +423,7 @@ class HookMarks:
 
     @property
     def restarts_loader(self) -> bool | None:
-        """Whether nearly each step begins a pass over a loader's data, and leaves it; None without a loader."""
+        """Whether nearly each step begins a pass over a loader's data and does not finish it; None without a loader."""
         if self._steps_with_loader == 0:
             return None
         return self.passes.are_begun_in(self._steps_with_loader)

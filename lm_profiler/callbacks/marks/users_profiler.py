@@ -14,7 +14,7 @@ from typing import Any
 
 _METHODS = ("profile", "start", "stop")
 
-# sets the class of an object also where its own class has a ``__setattr__``
+# sets the class of an object even if its own class has a ``__setattr__``
 _set_attribute = object.__setattr__
 
 

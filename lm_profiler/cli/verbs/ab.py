@@ -1,4 +1,4 @@
-"""The verb ``ab``: run two versions of a program in turns until it is clear which is faster."""
+"""The verb ``ab``: run two versions of a program alternately until it is clear which is faster."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _search(
 def _record_failure(
     cells: Cells, account: Account, baseline: FinishedCell, error: NoSteps
 ) -> ImproveRecord:
-    """Write and return the record of a search whose first run measured no steps; UsageError: its call was wrong."""
+    """Write and return the record of a search whose first run measured no steps; UsageError if its call was wrong."""
     outcome = baseline.outcome
     if outcome.exit_code == WRONG_CALL and outcome.status == "failed":
         cells.folder.forget()

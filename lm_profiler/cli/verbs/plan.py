@@ -348,7 +348,7 @@ def _own_device() -> Capacity:
 def size_bytes(
     text: str, option: str, example: str, max_bytes: int = _MAX_BYTES
 ) -> int:
-    """Return the bytes of ``text``, the value of ``option``; UsageError: it is not a size up to ``max_bytes``."""
+    """Return the bytes of ``text``, the value of ``option``; UsageError unless it is a size up to ``max_bytes``."""
     message = f"{option}: expected a size such as {example}, at most {max_bytes >> 40}TiB, given {text[:100]!r}"
     match = re.fullmatch(
         r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE

@@ -115,16 +115,16 @@ class Options:
     """Print tables of any mix of runs, folders of runs, and sweeps.
 
     The repeats of a sweep share a row. A single run is shown as a page with all its figures, unless an option requests
-    a table. CSV, JSON and Parquet contain SI values and all facts; the other formats are for people.
+    a table. CSV, JSON and Parquet contain SI values and all properties; the other formats are for people.
 
     Args:
         config: A YAML file of these options.
         runs: Folders of runs or sweeps, or a folder above them.
         where: Use only runs that meet all of these conditions, such as verb=fit,size=small; != excludes a value.
             Several values for one name are alternatives, as in size=small,size=large.
-        columns: Names of facts, figures, or options such as data.batch_size; `help` lists the names.
-        group_by: Runs that share the values of these facts share a row; `folder` gives each run its own row.
-        pivot: Two facts, one for the rows and one for the columns; each may be several facts, separated by commas.
+        columns: Names of properties, figures, or options such as data.batch_size; `help` lists the names.
+        group_by: Runs with equal values of these properties or options share a row; `folder` gives each run its own.
+        pivot: Two properties or options, for the rows and for the columns; each may be several, separated by commas.
         value: The figure of a pivot, or of a plot of kind line, bars or heat; if not given, step_s.
         relative: A baseline, such as attention=sdpa. Each figure is followed by its ratio, with an interval, to the row
             that has this value and is otherwise equal. A pivot gets further columns with the speed-up.
@@ -144,7 +144,7 @@ class Options:
             the memory at three moments.
         plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; or line, bars or heat, which show the
             figure of --value; with --output FILE.svg, .png, .pdf or .html.
-        by: The fact or option on the horizontal axis of a plot, or in the rows of bars and heat.
+        by: The property or option on the horizontal axis of a plot, or in the rows of bars and heat.
         log: Draw a plot with logarithmic axes.
         format: terminal, markdown, latex, typst, csv, json, parquet, html, or junit for CI services; if not given, it
             follows from the suffix of output.

@@ -173,7 +173,7 @@ def _mean_with_interval(step: TimeSummary) -> str:
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
-    """Run ``fit`` in a fresh process and return its record; UsageError: the call is wrong."""
+    """Run ``fit`` in a fresh process and return its record; raise UsageError if the call is wrong."""
     call = (
         sys.executable,
         "-m",

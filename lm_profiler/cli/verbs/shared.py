@@ -33,7 +33,7 @@ _MARK_BYTES = 99  # reserved for this mark
 
 
 def runs_below(paths: Sequence[Path], label: str) -> Collection:
-    """Return the runs at or below ``paths``; those that were killed are concluded. UsageError: there is none."""
+    """Return the runs at or below ``paths``; those that were killed are concluded. Raise UsageError without runs."""
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:

@@ -92,7 +92,7 @@ class Options:
 
 
 def _choose_format(format_option: str | None, output: Path | None) -> str:
-    """Return the format of the answer; UsageError: a page needs a file."""
+    """Return the format of the answer; raise UsageError if a page was requested without a file for it."""
     is_page = format_option == _PAGE
     if format_option is None and output is not None:
         is_page = output.suffix.lower() == ".html"

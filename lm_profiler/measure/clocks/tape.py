@@ -307,7 +307,7 @@ class ChunkReader:
         return len(self._unread_steps)
 
     def _times(self, steps: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
-        """Compute the times of ``steps`` (layouts and instants); those with the same layout together."""
+        """Compute the times of ``steps`` (layouts and instants), all steps of one layout at once."""
         count = len(steps)
         begin_ns = np.zeros(count, np.int64)
         end_ns = np.zeros(count, np.int64)

@@ -55,7 +55,7 @@ class Timeline:
         self.left_step: Callable[[], object] = _do_nothing
         # when the saving of each checkpoint began and ended, in turn
         self.checkpoint_instants_ns: list[int] = []
-        # the begin (ns), the end (ns) and the name of each hook at the begin or end of an epoch
+        # the start (ns), the end (ns) and the name of each hook at the start or end of an epoch
         self.epoch_hooks: list[tuple[int, int, str]] = []
         self.observers = ()
 
@@ -217,7 +217,7 @@ def _do_nothing() -> None:
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A context manager that marks the begin and the end of a part; reusable and reentrant, so steps allocate none.
+    """A context manager that marks the start and the end of a part; reusable and reentrant, so steps allocate none.
 
     It does what ``Timeline.mark`` does, but in one Python frame.
     """
@@ -226,7 +226,7 @@ class Span:
     _code: int
 
     def __enter__(self) -> None:
-        """Mark the begin of the part."""
+        """Mark the start of the part."""
         timeline = self._timeline
         try:
             timeline.note((self._code, timeline.clock()))

@@ -637,7 +637,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 self._traffic.lost = True
 
     def _stop_counting(self, func: Any, error: BaseException) -> None:
-        """Make the count unknown. An error of counting must not reach the step, but others must, such as Ctrl-C."""
+        """Make the count unknown. An error of counting must not reach the step, but Ctrl-C and the like must."""
         if comes_from_outside(error):
             raise error
         # a new exception, because the traceback of ``error`` would keep the tensors of the step alive

@@ -48,7 +48,7 @@ class CpuReading:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """One process's readings at the begin and end of the measured steps, and the use of its GPU by others."""
+    """One process's readings at the start and end of the measured steps, and the use of its GPU by others."""
 
     begin: CpuReading
     end: CpuReading

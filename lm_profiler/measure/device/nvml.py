@@ -60,7 +60,7 @@ class Gpu:
         """Return NVML's answer about this GPU; None if the GPU, driver or pynvml does not support ``function``."""
         try:
             return getattr(self.nvml, function)(self.handle, *arguments)
-        except Exception:  # also where the GPU is lost for a moment
+        except Exception:  # for example if the GPU is lost for a moment
             return None
 
 

@@ -115,7 +115,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a class that is looked up at run time
-    """Keeps the values of small tensors, also of random ones, because a step may branch on its random numbers."""
+    """Keeps the values of small tensors, even of random ones, because a step may branch on its random numbers."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)

@@ -124,7 +124,8 @@ class HoldingsReader:
     at some time in between, so it never exceeds the peak. During backward, gradients grow while activations shrink. So
     hooks note each gradient that arrives, and count the gradients that exist at the peak, to within one. If no such
     hook runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward sets
-    its gradients at its end; until then they count as the rest, which is an upper bound.
+    its gradients only when it ends. Until then their bytes count as "activations and rest", which is then an upper
+    bound.
 
     It also keeps the levels of the last step: the bytes held at its start, after forward and after backward. If the
     allocator does not report what it holds (on the CPU), a level is the sum of the storages of all causes and of the
@@ -239,7 +240,7 @@ class HoldingsReader:
         return causes
 
     def _held_at_peak(self, peak_bytes: int | None, held_at_end: Holdings) -> Holdings:
-        """Return what was held at the peak of the part that ends: the larger of the readings at its begin and end.
+        """Return what was held at the peak of the part that ends: the larger of the readings at its start and end.
 
         If gradient hooks ran in the part, gradients count as at the peak: all that have arrived if the peak came after
         the last hook, and otherwise those that had arrived at the first hook that saw the peak.

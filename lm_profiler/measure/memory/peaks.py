@@ -59,7 +59,7 @@ class DeviceProbe(Probe):
         torch.accelerator.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> Peaks:
-        """Return the most bytes allocated and reserved since the last reset; the third peak is for processes."""
+        """Return the peaks of allocated and reserved bytes. The third value, for resident memory, is None here."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
@@ -115,7 +115,7 @@ class ProcessProbe(Probe):
         self._usage = None
 
     def peaks(self) -> Peaks:
-        """Return the peak of resident memory; the first two peaks are those of an allocator."""
+        """Return None for the peaks of an allocator, and the peak of resident memory."""
         if self._inherits_peak:
             return None, None, self._status_peak()
         self._usage = getrusage(RUSAGE_SELF)

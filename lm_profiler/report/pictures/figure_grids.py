@@ -43,14 +43,15 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
     if len(facts) != 2:
         names = ", ".join(fact.name for fact in facts)
         raise UsageError(
-            f"plot: expected runs that differ in two facts for a heat map, given {names}; see --where"
+            "plot: expected runs that differ in exactly two options or properties for a heat map, "
+            f"given {names}; see --where"
         )
     quantity = _quantity(groups, column)
     row_values = list(dict.fromkeys(group.values[0] for group in groups))
     column_values = list(dict.fromkeys(group.values[1] for group in groups))
     if max(len(row_values), len(column_values)) > _MOST_CELLS:
         raise UsageError(
-            f"plot: expected at most {_MOST_CELLS} values of a fact for a heat map; see --where"
+            f"plot: expected at most {_MOST_CELLS} values of each option or property for a heat map; see --where"
         )
 
     figure, axes = new_figure(

@@ -216,7 +216,7 @@ def closing_lines(comparison: Comparison) -> list[str]:
         )
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
-        f"note: {_SURE} confidence for the deciding figure, and for all intervals together; "
+        f"note: the interval of the deciding figure has {_SURE} confidence, and so have all other intervals jointly; "
         f"changes below {MARGIN:.0%} count as no change"
     )
     if comparison.verdict == "UNCLEAR":

@@ -221,7 +221,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     sources.append(rates.bytes_source or "")
     floor = f"{ms_text(floors.seconds)} ms at {', '.join(peaks)}"
     if floors.unknown:
-        floor += f", without {' and '.join(floors.unknown)} (unknown)"
+        floor += f", not counting {' and '.join(floors.unknown)} (floor unknown)"
     different_sources = filter(None, dict.fromkeys(sources))
     return [
         f"floor of the step (no step can be faster): {floor}",

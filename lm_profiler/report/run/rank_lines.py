@@ -172,6 +172,7 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
     """Return phrases on which ranks are slow, why, how long the others wait, and what fixing it would save."""
     finding = ranks.finding
     is_single = finding.kind == "straggler"
+    subject = "it" if is_single else "they"
     pronoun = "it" if is_single else "them"
     texts = [_slow_ranks_text(ranks)]
     if finding.cause is not None:
@@ -187,7 +188,9 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
     texts.append(f"fixing {pronoun} would save {_ms(saves_s)} per step{interval}")
     if finding.last_in is not None:
         steps = finding.steps or ranks.steps
-        texts.append(f"last in {finding.last_in} of {steps} steps")
+        texts.append(
+            f"{subject} caused the most waiting in {finding.last_in} of {steps} steps"
+        )
     return texts
 
 
@@ -267,7 +270,7 @@ def _ranks_with_verb(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
         count = max(count, finding.slow_ranks or 0)
     names = ranks_text(numbers)
     if count > _MOST_RANKS_NAMED:
-        names = f"{count:,} of {ranks.world:,} ranks, {numbers[0]} the first,"
+        names = f"{count:,} of {ranks.world:,} ranks (the first is rank {numbers[0]})"
     verb = "is" if count == 1 else "are"
     if len(ranks.hosts) < 2:
         return f"{names} {verb}"

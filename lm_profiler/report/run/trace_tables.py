@@ -106,9 +106,8 @@ def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
     kernels_per_step = launches.kernels / answer.steps
     median_delay_us = launches.median_delay_s * 1e6
     return (
-        f"{launches.verdict}: the device waits for a launch in {launching_share:.1%} of the time, and is idle "
-        "after the "
-        f"host waited for it in {waiting_share:.1%}; {kernels_per_step:,.5g} kernels per step, "
+        f"{launches.verdict}: the device waits for a launch {launching_share:.1%} of the time, and for "
+        f"{waiting_share:.1%} it is idle because the host had waited for it; {kernels_per_step:,.5g} kernels per step, "
         f"which start {median_delay_us:,.1f} µs after their launch (median)"
     )
 

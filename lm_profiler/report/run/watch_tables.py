@@ -61,8 +61,7 @@ def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[st
     line = f"{_process_state_text(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
         line += (
-            f", goodput {status.goodput:.1%} "
-            "(share of the wall time spent in training steps, without the first step)"
+            f", goodput {status.goodput:.1%} (wall time spent in steps after the first)"
         )
     if status.resumed_at:
         line += f"; continued from step {status.resumed_at:,}"

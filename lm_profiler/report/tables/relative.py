@@ -37,7 +37,7 @@ _TIMES_LEGEND = (
     "x: the figure in this column divided by the baseline's, with a 97 % interval"
 )
 _LEGEND = (
-    "ratios: each figure divided by that of the row with {baseline} and otherwise equal facts, with a 97 % "
+    "ratios: each figure divided by that of the row with {baseline} and otherwise equal options, with a 97 % "
     "interval"
 )
 
@@ -63,7 +63,7 @@ def baseline_named(text: str, groups: Sequence[RunGroup]) -> Baseline:
     name, sign, value = text.partition("=")
     if not sign or not name or not value:
         raise UsageError(
-            f"relative: expected a fact and its value such as attention=sdpa, given {text!r}"
+            f"relative: expected an option or property and its value, such as attention=sdpa, given {text!r}"
         )
     entries = list(chain.from_iterable(groups))
     [column] = facts_named([name], entries, "relative")
@@ -152,7 +152,7 @@ def _baselines_across(
     if not baseline_is_among_facts:
         names = ", ".join(fact.name for fact in column_facts)
         raise UsageError(
-            f"relative: expected a fact in the columns of the pivot ({names}), given {baseline.text}"
+            f"relative: expected an option or property in the columns of the pivot ({names}), given {baseline.text}"
         )
     # the index of each baseline column, by the texts of its other facts
     baseline_indices = {}

@@ -184,4 +184,5 @@ def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
         return ""
     if ratio is None:
         return ""
-    return f"; a step takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times as long as with null"
+    interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+    return f"; a step takes {ratio.ratio:.3f} {interval} times as long as without checkpoints (null)"

@@ -209,7 +209,7 @@ def facts_named(
     for fact in facts:
         if fact.quantity is not None:
             raise UsageError(
-                f"{option}: expected a fact or an option that distinguishes runs, given the figure {fact.name!r}"
+                f"{option}: expected an option or property that distinguishes runs, given the figure {fact.name!r}"
             )
     return facts
 

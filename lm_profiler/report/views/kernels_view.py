@@ -53,7 +53,9 @@ def missing(entry: Entry) -> str | None:
     if entry.record is None:
         return left_no_run(entry)
     if any((entry.folder / "trace").glob(f"*{TRACE_SUFFIX}")):
-        return "There is a trace but no table of its kernels: run again to create one."
+        return (
+            "There is a trace but no table of its kernels: run it again to create one."
+        )
     if entry.status != "ok":
         return f"No trace: the run ended before its trace stage ({entry.status}: {entry.reason})."
     return "No trace, so no kernels: run it again with --trace.steps=2."

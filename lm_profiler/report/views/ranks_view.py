@@ -228,8 +228,8 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         "yaxis": {**y_axis, "tickvals": list(named_rows), "ticktext": names},
     }
     text = (
-        "Colour shows how much more own work a rank has than the fast ranks: a line is a rank that is always slow, "
-        "scattered spots are ranks that are slow in turn."
+        "Colour shows how much more own work a rank has than the fast ranks. A continuous line is a rank that is "
+        "always slow; scattered spots are ranks that take turns at being slow."
     )
     heat_map = card(
         "Own work, step by step", line(text, "quiet"), chart([data], layout)

@@ -58,4 +58,4 @@ class View:
 def left_no_run(entry: Entry) -> str:
     """Return why a cell without a record has nothing to show."""
     reason = f": {entry.reason}" if entry.reason else ""
-    return f"This cell left no run: {entry.status}{reason}"
+    return f"This cell of the sweep has no results: {entry.status}{reason}"

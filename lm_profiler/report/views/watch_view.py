@@ -113,7 +113,7 @@ def _seconds(text: str) -> float:
 def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
     """Return the points of the curves: the first step of each point, and the distribution of its step times.
 
-    The points are computed from the rows of single steps as long as the file has all of them, else from windows.
+    The points are computed from the rows of individual steps as long as the file has all of them, else from windows.
     """
     rows = read_last_steps(folder)
     status = read_status(folder)

@@ -56,7 +56,7 @@ def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
 
 @pytest.mark.parametrize("kind", ["heat", "bars", "line"])
 def test_a_fact_is_no_figure_and_one_fact_is_no_heat_map(swept: list[Entry], kind: str) -> None:
-    with pytest.raises(UsageError, match="differ in two facts"):
+    with pytest.raises(UsageError, match="differ in exactly two"):
         draw("heat", swept[:2])
     with pytest.raises(UsageError, match="expected a figure such as step_s, given 'attention'"):
         draw(kind, swept, by="context_length", value="attention")

@@ -94,4 +94,4 @@ def test_a_run_that_died_or_has_damaged_steps_shows_the_rest(tmp_path: Path) -> 
     assert "a/steps.csv" in text_of([titled(blocks, "Time of each step")])
     assert rows_of(titled(blocks, "Time by phase"))
     assert "Started yesterday" in text_of(blocks)
-    assert "left no run" in text_of(shown("run", Entry(Path("a"), None)))
+    assert "no results" in text_of(shown("run", Entry(Path("a"), None)))
