@@ -96,7 +96,7 @@ class RunningSpan(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
-    """What training does now. The watch's thread reads it, besides the marks, when nothing is handed over."""
+    """What training does now. The thread of the watch reads it, besides the marks, while training passes nothing on."""
 
     # the named spans that run, the innermost last
     spans: list[RunningSpan] = field(default_factory=list)

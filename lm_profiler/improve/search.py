@@ -237,7 +237,7 @@ class Searcher:
     def prove(self, comparison: PairedComparison, more_pairs: int) -> None:
         """Compare in at most ``more_pairs`` fresh pairs until there is a verdict; accept the change if it is proven.
 
-        If the change does not look faster at a check, the comparison is postponed. The second time it is given up.
+        If the change does not look faster at a check, the comparison is postponed; the second time, it is given up.
         """
         candidate = comparison.candidate
         if comparison.b_options == self.options:

@@ -1,7 +1,7 @@
 """The files of a watched run: windows of steps, events, the status of each rank, and its last steps.
 
 Each rank writes files of its own, so that no rank waits for another. The last steps are binary. The other files are
-lines of JSON, or a single JSON document that is replaced as a whole, so that they can be read during the run, also on
+lines of JSON, or a single JSON document that is replaced as a whole, so that they can be read during the run, even from
 another machine.
 """
 

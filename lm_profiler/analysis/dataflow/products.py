@@ -102,7 +102,7 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
     """Return calls that broadcast small tensors to a far larger one, and operators of about its size that use it.
 
     Returns:
-        1.0, the share that may be needless, by the number of each call, and of the calls of its backward pass.
+        For each of these calls, and for the calls of its backward pass, the share that may be needless: 1.0.
     """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):

@@ -1,6 +1,6 @@
 """Separates changes of the machine's speed from changes of the program.
 
-The speed of a real machine varies by several percent, and by tens of percent beside other programs. Such variations
+The speed of a real machine varies by several percent, and by tens of percent if other programs run. Such variations
 hide changes of the program. But a slower machine lengthens all parts of a step, while a change of the program
 lengthens one or two of them. So each step time is divided into two factors: the time that the step would take at the
 machine's usual speed, and the slowness of the machine.

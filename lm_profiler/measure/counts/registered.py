@@ -1,6 +1,6 @@
 """Keeps the formulas that a program registers, for FLOPs of operators and autograd Functions that torch does not know.
 
-This module does not import torch, so that ``lm_profiler.register_flops`` costs nothing where nothing is profiled.
+This module does not import torch, so that ``lm_profiler.register_flops`` costs nothing if nothing is profiled.
 """
 
 from __future__ import annotations

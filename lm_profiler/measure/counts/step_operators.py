@@ -237,7 +237,8 @@ class StepOperators:
         """Return the lines of the program that led to the call.
 
         In the phase backward, if the ``forward`` call is known, only the lines of hooks and autograd Functions: the
-        line of ``loss.backward()`` leads to all calls. That of a ``torch.autograd.grad`` in a loss is worth knowing.
+        line of ``loss.backward()`` leads to all calls. A ``torch.autograd.grad`` in a loss is not in that phase, so
+        its line is kept.
         """
         is_of_known_call = forward is not None and self.phase == "backward"
         inside = _ENGINE if is_of_known_call else ()

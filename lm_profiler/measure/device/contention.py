@@ -153,7 +153,7 @@ def _contention_for_cpus(use: CpuUse, sharers: Sequence[CpuUse]) -> Contention:
 def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
     """Return the CPU seconds of all processes; a process that several ranks see counts once.
 
-    The time of a process that has ended is in the count of its parent. A process that has begun since had none before.
+    The time of a process that has ended is in the count of its parent. A process that began in between counts from 0.
     """
     begin_s: dict[int, float] = {}
     end_s: dict[int, float] = {}
@@ -288,7 +288,7 @@ def _pressure(text: str | None) -> float | None:
 
 
 def _throttled(text: str | None) -> float | None:
-    """Return for how many seconds its CPU limit stopped a control group, from the ``text`` of its ``cpu.stat``.
+    """Return how many seconds a control group was stopped by its CPU limit, from the ``text`` of its ``cpu.stat``.
 
     Version 2 of control groups counts microseconds, version 1 nanoseconds. None if the text has neither.
     """
