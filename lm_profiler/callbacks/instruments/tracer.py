@@ -282,9 +282,10 @@ def is_session_taken() -> bool:
 
 
 def _is_open(session: autograd_profiler.profile) -> bool:
-    was_entered = session.enabled and session.entered
+    if not session.enabled:
+        return False  # torch gives a disabled session no further attributes
     has_results = session.kineto_results is not None
-    return was_entered and not has_results
+    return session.entered and not has_results
 
 
 @dataclass(eq=False)
@@ -394,9 +395,10 @@ class Tracer(Instrument):
     def _after_giving_way(self, method: Callable[..., object]) -> Callable[..., object]:
         """Return ``method`` of another session, before which ours ends."""
 
-        def give_way_first(*args: Any) -> object:
-            self.guard.run(self._give_way)
-            return method(*args)
+        def give_way_first(session: Any, *args: Any) -> object:
+            if session.enabled:  # a disabled one does nothing
+                self.guard.run(self._give_way)
+            return method(session, *args)
 
         return give_way_first
 

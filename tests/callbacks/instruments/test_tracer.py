@@ -301,6 +301,20 @@ def test_a_session_that_the_user_began_keeps_going_also_after_a_trace_of_ours(tm
     assert "trace left out" in told[0]
 
 
+def test_disabled_sessions_of_the_user_do_not_end_the_trace(tmp_path: Path) -> None:
+    """Programs with a switch for torch's profiler have a disabled session around their loop, or in it."""
+    tracer, told = tracer_in(tmp_path)
+    with torch.autograd.profiler.profile(enabled=False):
+        tracer.guard.run(tracer.start)
+        for _ in range(2):
+            with torch.autograd.profiler.emit_itt(enabled=False), torch.autograd.profiler.emit_nvtx(enabled=False):
+                work()
+            tracer.guard.run(tracer.step)
+        tracer.guard.run(tracer.result)
+    assert told == []
+    assert tracer.path.exists()
+
+
 def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) -> None:
     with of_the_user(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as theirs:
         tracer, told = tracer_in(tmp_path)
