@@ -195,6 +195,12 @@ class StepCosts:
         return self.record.contended
 
     @property
+    def has_pattern(self) -> bool:
+        """Whether some of the steps are longer than others at regular distances."""
+        steady = self.record.steadiness
+        return steady is not None and steady.pattern is not None
+
+    @property
     def on_device(self) -> bool:
         """Whether the work is queued on a device, such as a GPU, and not executed by the CPU."""
         return (
@@ -247,6 +253,13 @@ class StepCosts:
         return sum(
             passed.per_step_s for passed in self.outside_steps if passed.what == event
         )
+
+    def times_per_step(self, event: str) -> float | None:
+        """Return how often ``event`` takes place per step, in the long run; None if it did not, or took no time."""
+        for passed in self.outside_steps:
+            if passed.what == event and passed.seconds > 0.0:
+                return passed.times * passed.per_step_s / passed.seconds
+        return None
 
     def term_s(self, *names: str) -> float:
         """Return the seconds of these terms of the waterfall; 0 if there is none."""
@@ -449,10 +462,8 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
     data = costs.record.time.get("data")
     if data is not None and data.mean is not None:
         saves_s = max(_regular_wait_s(costs), 0.0)
-        steady = costs.record.steadiness
-        has_pattern = steady is not None and steady.pattern is not None
         median_is_small = (data.median or 0.0) < WORTH * costs.step_s
-        is_rare = median_is_small and not has_pattern and not costs.hidden_wait_s
+        is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
         fields = costs.main_line("data", saves_s) or costs.line_of_items()
         fields["phase"] = "data"
         fields["facts"] = _suggested_workers(costs)
@@ -596,28 +607,13 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
 
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
+    scales = _scales_of_actions(costs, belongs_to_program)
     for action in costs.actions(belongs_to_program):
         # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
         owner = action.owner or action.name
-        seconds_by_owner[owner] += _action_s(action, costs.contended)
+        seconds_by_owner[owner] += _timed_s(costs, action) * scales.of(costs, action)
         # actions are sorted, the longest first
         longest_action.setdefault(owner, action.name)
-
-    # The total time of ``other`` is known from all measured steps; how it divides among actions only from the few
-    # steps in which actions were timed. So the times of the actions are scaled to the total.
-    if costs.contended:
-        # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
-        # affects all actions alike: the scale may exceed 1.
-        all_actions = costs.actions(lambda action: action.owner != OURS)
-        timed_s = sum(_action_s(action, contended=True) for action in all_actions)
-        largest_scale = math.inf
-    else:
-        # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
-        timed_s = sum(seconds_by_owner.values())
-        largest_scale = 1.0
-    scale = 1.0
-    if timed_s > 0.0:
-        scale = min(costs.mean_s("other", clock="host_time") / timed_s, largest_scale)
 
     most_s = max(seconds_by_owner.values(), default=0.0)
     for owner, seconds in seconds_by_owner.items():
@@ -631,14 +627,88 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
                 fields["what"] = fields["owner"]
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
-        yield costs.finding(name, seconds * scale, **fields)
+        yield costs.finding(name, seconds, **fields)
 
 
-def _action_s(action: OwnedTime, contended: bool) -> float:
-    """Return the seconds of ``action``: on a busy machine those of its fastest step, if known."""
-    if contended and action.least_s is not None:
-        return action.least_s
-    return action.seconds
+class _ActionScales(NamedTuple):
+    """Factors by which the times of actions in the timed steps are multiplied, so that they hold for the measured ones.
+
+    The total time of ``other`` is known from all measured steps; how it divides among actions only from the few steps
+    in which actions were timed.
+    """
+
+    usual: float  # of actions that most timed steps had
+    rare: float
+
+    def of(self, costs: StepCosts, action: OwnedTime) -> float:
+        return self.rare if _is_rare(costs, action) else self.usual
+
+
+def _scales_of_actions(
+    costs: StepCosts, belongs_to_program: Callable[[OwnedTime], bool]
+) -> _ActionScales:
+    """Return the factors for the times of the actions of ``other``.
+
+    Time that the timed steps do not show, such as that of an evaluation once in 50 steps, is attributed to no action.
+    """
+    if costs.contended:
+        # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
+        # affects all actions alike: the factor may exceed 1.
+        usual_total_s = costs.regular_s("other")
+        if costs.has_pattern:  # then the timed steps are whole periods of it
+            usual_total_s = costs.mean_s("other", clock="host_time")
+        actions = costs.actions(lambda action: action.owner != OURS)
+        most_usual = math.inf
+    else:
+        # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
+        usual_total_s = costs.mean_s("other", clock="host_time")
+        actions = costs.actions(belongs_to_program)
+        most_usual = 1.0
+    usual_s = 0.0
+    rare_s = 0.0
+    for action in actions:
+        if _is_rare(costs, action):
+            rare_s += _timed_s(costs, action)
+        else:
+            usual_s += _timed_s(costs, action)
+
+    usual_scale = 1.0
+    if usual_s > 0.0:
+        usual_scale = min(usual_total_s / usual_s, most_usual)
+    # Rare actions make the mean of ``other`` longer than its median. In the timed steps they may be overrepresented.
+    rare_scale = 1.0
+    summary = costs.record.host_time.get("other")
+    if rare_s > 0.0 and summary is not None and summary.median is not None:
+        rare_total_s = max((summary.mean or 0.0) - summary.median, 0.0)
+        rare_scale = min(rare_total_s / rare_s, 1.0)
+    return _ActionScales(usual_scale, rare_scale)
+
+
+def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:
+    """Return whether fewer than half of the timed steps had ``action``, and how often it comes is not known."""
+    owned = costs.record.other_by_owner
+    return (
+        owned is not None
+        and action.in_steps < 0.5 * owned.steps
+        and not costs.has_pattern
+    )
+
+
+def _timed_s(costs: StepCosts, action: OwnedTime) -> float:
+    """Return the seconds of ``action`` in a mean step: on a busy machine those of its fastest step, if known.
+
+    How often the loop validates is known from the whole run, and not only from the few timed steps.
+    """
+    seconds = action.seconds
+    if costs.contended and action.least_s is not None:
+        seconds = action.least_s
+    owned = costs.record.other_by_owner
+    validations = costs.times_per_step(VALIDATION)
+    is_before_validation = action.name.endswith(f" and {VALIDATION}")
+    if owned is None or validations is None or not is_before_validation:
+        return seconds
+    seconds_per_time = seconds * owned.steps / max(action.in_steps, 1)
+    return min(seconds_per_time * validations, seconds)
 
 
 def _belongs_to_loop(action: OwnedTime) -> bool:
