@@ -111,9 +111,9 @@ def table(
 
     Args:
         folders: Folders of runs or sweeps, or a folder above them.
-        columns: Facts and figures by name.
+        columns: Names of properties, figures, or options such as ``data.batch_size``.
         layout: A table as in published reports: blocks, wide, devices, modes or warmups.
-        where: Conditions on facts, such as ``["verb=fit"]``.
+        where: Conditions on properties or options, such as ``["verb=fit"]``.
 
     Raises:
         UsageError: there are no such runs, columns or layouts.

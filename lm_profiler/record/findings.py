@@ -415,7 +415,7 @@ class Waterfall(Part):
     """The mean measured (untraced) step as a sum of terms, from rank 0's trace; rates are for one device."""
 
     step_s: float = figure(
-        "step taken apart",
+        "step divided into terms",
         "ms",
         "mean duration of a measured step, which the terms of the waterfall add up to",
         interval=("ci_low", "ci_high"),
@@ -423,7 +423,7 @@ class Waterfall(Part):
     ci_low: float | None
     ci_high: float | None
     step_phases: dict[str, float] = figure(
-        "of it in {key}",
+        "of which {key}",
         "ms",
         "time of {key} in the mean step, which the waterfall divides into terms",
         "{key}_s",
@@ -431,7 +431,7 @@ class Waterfall(Part):
         default_factory=dict,
     )
     source: Annotated[Literal["kernels", "operators"], Newer] = figure(
-        "terms are of",
+        "times of terms from",
         "text",
         "what the times of the terms come from: kernels of the device, or operators on the host",
     )
@@ -454,7 +454,7 @@ class Waterfall(Part):
         "where the figure for the bandwidth comes from",
     )
     clock_share: float | None = figure(
-        "clock held",
+        "clock / peak's clock",
         "%",
         "clock of the multiprocessors during the run, as a share of the clock for which the peak is stated",
     )

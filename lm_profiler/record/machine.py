@@ -648,7 +648,7 @@ class AllocatorReading(Part):
         "allocator_fragmentation_bytes",
     )
     driver_used: int | None = figure(
-        "used in all",
+        "used by all processes",
         "GiB",
         "memory of the device that all processes use, as the driver reports it",
         "allocator_driver_used_bytes",

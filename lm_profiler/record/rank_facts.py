@@ -199,7 +199,7 @@ class RankFinding(Part):
         default=None,
     )
     doubt: Annotated[RankDoubt, Newer] | None = figure(
-        "why nobody is named",
+        "why no rank is named",
         "text",
         "why no rank is called slow although ranks wait: few steps, chance, or a shared machine",
         "ranks_doubt",
@@ -221,7 +221,10 @@ OWN_WORK = Figure(
     "mean time per step for which a rank works, without its waiting for other ranks",
 )
 RANKS_HEARD = Figure(
-    "ranks heard", "count", "number of ranks whose waiting is known", "ranks_heard"
+    "ranks that reported",
+    "count",
+    "number of ranks whose waiting is known",
+    "ranks_heard",
 )
 HOSTS = Figure("hosts", "count", "number of hosts on which the ranks ran", "hosts")
 

@@ -578,7 +578,9 @@ class BetweenSteps(Part):
     """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
     what: str = figure(
-        "what passed", "text", "activity between measured steps, such as validation"
+        "activity between steps",
+        "text",
+        "activity between measured steps, such as validation",
     )
     seconds: float = figure(
         "time", "ms", "total time of the activity between measured steps"
@@ -588,10 +590,10 @@ class BetweenSteps(Part):
     )
 
 
-# What may pass beside the phases, beside the hooks that are named after their class.
+# Activities outside the phases. Hooks are activities too, and are named after their class.
 VALIDATION, EPOCH, CHECKPOINT = "validation", "epoch", "checkpoint"
-FIRST_BATCH = "first batch"  # what the first batch of an epoch takes longer than others; it is part of that step's data
-FIRST_STEP = "first step"  # what the rest of an epoch's first step takes longer than others; part of that step too
+FIRST_BATCH = "first batch"  # the additional time of an epoch's first batch; it is part of that step's data
+FIRST_STEP = "first step"  # the additional time of the rest of an epoch's first step; it is part of that step too
 TRAIN_DATALOADER = "train_dataloader"
 
 
@@ -599,7 +601,7 @@ class OutsideSteps(Part):
     """Time outside the phases, from the first step of the run to the last, in all stages."""
 
     what: str = figure(
-        "beside the phases",
+        "activity outside phases",
         "text",
         "activity outside the phases of a step, in all stages of the run",
     )

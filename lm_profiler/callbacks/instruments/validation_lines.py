@@ -26,7 +26,7 @@ _Stack = tuple[CodeLine, ...]
 class ValidationLines(Instrument):
     """Samples the stack of the training thread during validations.
 
-    A thread of its own samples. It sleeps until the loop leaves its steps, so it does not disturb them.
+    It samples in a thread of its own, which sleeps until the loop leaves its steps, so that it does not disturb them.
     """
 
     name = "lines of validation"

@@ -99,7 +99,7 @@ def _largest_of_each_pass(table: KernelTable) -> list[tuple[str, str]]:
         noun = "call" if calls == 1 else "calls"
         call_us = kernel.total_s / max(kernel.calls, 1) * 1e6
         share = kernel.total_s / part_s
-        time = f"{_ms_with_unit(table, kernel.total_s)}, {share:.1%} of it"
+        time = f"{_ms_with_unit(table, kernel.total_s)}, {share:.1%} of {part}"
         answer = f"{name}: {time}, {calls:g} {noun} of {call_us:,.0f} µs"
         answers.append((f"largest in {part}", answer))
     return answers

@@ -120,7 +120,7 @@ def _communication_text(answer: TraceAnswer) -> str:
     total_s = communication.total_s / answer.steps
     exposed_s = communication.exposed_s / answer.steps
     share = communication.exposed_s / answer.kernels.window_s
-    return f"{_ms(total_s)} per step, {_ms(exposed_s)} of it exposed ({share:.1%} of the step)"
+    return f"{_ms(total_s)} per step, of which {_ms(exposed_s)} exposed ({share:.1%} of the step)"
 
 
 def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:

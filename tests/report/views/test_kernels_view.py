@@ -34,7 +34,7 @@ def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Pat
     assert "84.0% of forward" in series["matmul"]["customdata"][0]
     assert "10.000 ms of a step ran at the same time as other work" in text_of(blocks)
     answers = dict(rows_of(titled(blocks, "Answers"))[1:])
-    assert "80.0% of it" in answers["largest in forward"]
+    assert "80.0% of forward" in answers["largest in forward"]
     assert answers["bound by memory"].startswith("25.0%")
     largest = titled(blocks, "Largest kernels")
     titles, first, _ = rows_of(largest)

@@ -62,7 +62,7 @@ def test_what_is_left_out_is_said() -> None:
     assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx(
         [0, 30e-3]
     )  # than the other one, not than both
-    assert ["ranks heard", "2"] in rows_of(titled(blocks, "Sources of these figures"))
+    assert ["ranks that reported", "2"] in rows_of(titled(blocks, "Sources of these figures"))
 
 
 def test_a_run_without_ranks_says_why(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class Shell {
     if (!chosen) return el("p", { class: "error" }, `There is no run ${this.run} in ${where}: choose another one.`);
     if (chosen.stamp !== null) return null;
     const reason = [chosen.values.status, chosen.values.reason].filter(Boolean).join(": ");
-    return el("p", { class: "error" }, `${chosen.run} left no run: ${reason}`);
+    return el("p", { class: "error" }, `${chosen.run} has no results: ${reason}`);
   }
 
   surroundings() {
