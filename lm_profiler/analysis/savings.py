@@ -888,7 +888,7 @@ def _outside_torch_s(row: PythonTime) -> float:
 
 
 def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
-    """Find phases in which the thread sleeps, where no Python time was recorded that could name the line."""
+    """Find phases in which the thread sleeps, if no Python time was recorded that could name the line."""
     has_several_ranks = len(costs.record.rank_step_s) > 1
     if costs.on_device or has_several_ranks:
         # waiting for the device or for other ranks is normal

@@ -1,6 +1,6 @@
 """Lets a program mark parts of its own code, such as its loss, which then have rows of their own in the tables.
 
-This module does not import torch, so that ``lm_profiler.part`` costs nothing where nothing is profiled. A part does
+This module does not import torch, so that ``lm_profiler.part`` costs nothing if nothing is profiled. A part does
 nothing outside of timed and traced steps, and in code that torch.compile compiles.
 """
 

@@ -203,7 +203,7 @@ def term_title(name: str) -> str:
 
 
 def _term_getter(name: str) -> Callable[[RunRecord], float | None]:
-    """Return a function that returns the seconds of a term of a record's waterfall; None where it has none."""
+    """Return a function that returns the seconds of a waterfall's term from a record; None if there is none."""
 
     def get(record: RunRecord) -> float | None:
         waterfall = record.waterfall

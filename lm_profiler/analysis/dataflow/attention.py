@@ -14,7 +14,7 @@ from lm_profiler.record.operator_calls import StepCalls
 
 _FORWARD = "forward"
 _SOFTMAX = "aten::_softmax"
-# the softmax of ``scaled_dot_product_attention`` where it has no fused kernel, as on the CPU with dropout
+# the softmax of ``scaled_dot_product_attention`` if it has no fused kernel, as on the CPU with dropout
 _SOFTMAX_OF_TORCH = "aten::_safe_softmax"
 _SOFTMAXES = (_SOFTMAX, _SOFTMAX_OF_TORCH)
 

@@ -313,11 +313,11 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     """Return the weights of all segments of ``count`` values under AR(1) noise of ``coefficient``."""
     begins = np.arange(count)[:, None]
     ends = np.arange(count + 1)[None, :]
-    lengths = ends - begins  # zero or negative where there is no segment
+    lengths = ends - begins  # zero or negative if there is no segment
 
     first_weight = 1.0 - coefficient**2
     later_weights = (lengths - 1) * (1.0 - coefficient) ** 2
-    # at least that of one value, so that the logarithm exists where there is no segment
+    # at least that of one value, so that the logarithm exists even if there is no segment
     weights = np.maximum(first_weight + later_weights, first_weight)
 
     has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)

@@ -23,7 +23,7 @@ ask_compiler(torch.compiler.is_compiling)
 
 
 class _Instant(NamedTuple):
-    """A moment on the host's clock (ns), and on the device's where it has one."""
+    """A moment on the host's clock (ns), and on the device's clock if the device has one."""
 
     host_ns: int
     event: Any

@@ -141,7 +141,7 @@ def saved_text(change: Tried) -> str:
 
 
 def _row(change: Tried) -> list[TableCell]:
-    """Return the cells of a change that was tried; empty where nothing is known."""
+    """Return the cells of a change that was tried; a cell is empty if its figure is unknown."""
     step = ceiling = memory = numerics = style = ""
     if change.a_s is not None and change.b_s is not None:
         step = _change_in_ms(change.a_s, change.b_s)

@@ -22,7 +22,7 @@ class Column:
     meaning: str = ""
     group: str = ""
     place: Place = Place.TABLE  # how prominently it is shown
-    option: str | None = None  # the option that sets a fact, where there is one
+    option: str | None = None  # the option that sets a fact, if there is one
     # whether runs are distinguished by it even if no option was swept
     compared: bool = False
     quantity: Figure | None = None  # how figures are shown; None for facts
