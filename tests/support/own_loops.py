@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +216,53 @@ def validates() -> None:
                     with torch.no_grad():
                         model(held_out)
                 model.train()
+
+
+def epochs_of_seven(validate: Callable[[SlowModel, DataLoader[Any]], None]) -> None:
+    model, optimizer = trained()
+    training_loader, validation_loader = loader(7), DataLoader(torch.ones(6, 3), batch_size=2)
+    for _ in range(STEPS // 7):
+        for batch in training_loader:
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        validate(model, validation_loader)
+
+
+@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
+def validates_in_training_mode() -> None:
+    """After each epoch, without gradients, as in programs without dropout."""
+
+    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
+        with torch.no_grad():
+            for batch in validation_loader:
+                model(batch)
+
+    epochs_of_seven(validate)
+
+
+@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
+def validates_a_copy() -> None:
+    """As in federated learning: a mean of models is evaluated after each epoch, with gradients."""
+
+    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
+        mean = deepcopy(model)
+        mean.eval()
+        for batch in validation_loader:
+            mean(batch)
+
+    epochs_of_seven(validate)
+
+
+@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
+def evaluates_a_copy_once() -> None:
+    """The next epoch begins while the copy is still in evaluation mode."""
+
+    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
+        copies.append(deepcopy(model).eval())
+
+    copies: list[nn.Module] = []
+    epochs_of_seven(validate)
 
 
 @shape(data=3, forward=3, backward=3, optimizer=1, zero_grad=1)

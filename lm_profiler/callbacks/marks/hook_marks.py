@@ -151,6 +151,10 @@ class HookMarks:
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
         self._earlier_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
+        # returns the iterator of the pass over a loader that is for validation
+        self._validation_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
+        # returns the model of a class of the loop's that was last put into evaluation mode
+        self._evaluated_ref: Callable[[], Any] = DEAD_REFERENCE
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -197,6 +201,7 @@ class HookMarks:
         for kind in loader_iterators():
             replace(kind, "__next__", self._marked_fetch)
         replace(DataLoader, "__iter__", self._counted_pass)
+        replace(nn.Module, "eval", self._noted_eval)
 
     def see_host_batches(self, note: Callable[[Any], object]) -> None:
         """Do nothing: the loop moves its batches itself, and masks on a device are not read."""
@@ -284,11 +289,15 @@ class HookMarks:
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
         """Return whether a call of ``modules`` or of a loader is for validation now.
 
-        It is if all modules are in evaluation mode, or if gradients are off between steps.
+        It is if all modules are in evaluation mode, or if gradients are off between steps. A pass over a loader for the
+        evaluation of another model is recognized by ``_is_evaluating_copy``.
         """
         if self._has_trained and modules and not any(map(_is_training, modules)):
             return True
-        is_between_steps = self.counter.is_step_done or not self._has_begun
+        # After the last batch of an epoch the loop is outside of its steps, and the next step has not begun.
+        is_between_steps = (
+            self.counter.is_step_done or self._is_outside or not self._has_begun
+        )
         return is_between_steps and not torch.is_grad_enabled()
 
     def _has_rollouts_before_steps(self) -> bool:
@@ -372,7 +381,10 @@ class HookMarks:
             if self._named_phases[-1] == tape.DATA:
                 return False
             self._close_named_phases()
-        if self._is_validation(self.modules):
+        is_of_validation_pass = (
+            iterator is not None and iterator is self._validation_iterator_ref()
+        )
+        if is_of_validation_pass or self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
         if self._checks_next_loop:
@@ -402,7 +414,7 @@ class HookMarks:
             self.timeline.mark(tape.FAIL)
         self.timeline.mark(tape.LEAVE)
         if is_end_of_data:
-            self.passes.finish()
+            self._passes_guard.run(self.passes.finish, iterator)
             self._go_outside(EPOCH)
             self._note_loop_end(iterator)
 
@@ -410,16 +422,55 @@ class HookMarks:
         """Return ``make_iterator``, a loader's ``__iter__``, with each pass over its data counted."""
 
         def counted_pass(loader: Any) -> Any:
-            self._passes_guard.run(self._count_pass, loader)
-            return make_iterator(loader)
+            is_validation = self._passes_guard.run(self._count_pass, loader)
+            iterator = make_iterator(loader)
+            self._passes_guard.run(self._note_iterator, iterator, is_validation)
+            return iterator
 
         return counted_pass
 
-    def _count_pass(self, loader: Any) -> None:
-        """Count a pass over the data of ``loader`` if it is for training."""
-        if self._is_unmarked() or self._is_validation(self.modules):
-            return
+    def _count_pass(self, loader: Any) -> bool:
+        """Count a pass over the data of ``loader`` if it is for training; return whether it is for validation."""
+        if self._is_unmarked():
+            return False
+        if self._is_validation(self.modules) or self._is_evaluating_copy(loader):
+            return True
         self.passes.begin(loader)
+        return False
+
+    def _note_iterator(self, iterator: Any, is_validation: bool | None) -> None:
+        """Note that a pass over ``iterator`` begins, which only the thread of the loop does."""
+        if self._is_unmarked():
+            return
+        self._validation_iterator_ref = DEAD_REFERENCE
+        if is_validation:
+            self._validation_iterator_ref = ref(iterator)
+
+    def _is_evaluating_copy(self, loader: Any) -> bool:
+        """Return whether a copy of the model is in evaluation mode, and ``loader`` has data that no step had so far."""
+        copy = self._evaluated_ref()
+        return (
+            copy is not None and not copy.training and not self.passes.include(loader)
+        )
+
+    def _noted_eval(self, switch: Function) -> Function:
+        """Return ``switch``, the method ``eval`` of modules, with calls noted for models of the classes of the loop's.
+
+        Such a model may be a copy, such as the mean of several models, whose calls have no hooks.
+        """
+
+        def noted_eval(module: nn.Module) -> Any:
+            if not _is_compiling():
+                self._run_guarded(self._note_eval, module)
+            return switch(module)
+
+        return noted_eval
+
+    def _note_eval(self, module: nn.Module) -> None:
+        if self._is_unmarked() or not self._has_trained:
+            return
+        if any(type(module) is type(known) for known in self.modules):
+            self._evaluated_ref = ref(module)
 
     @property
     def restarts_loader(self) -> bool | None:
@@ -488,6 +539,8 @@ class HookMarks:
             return
         if self._batches == 0:
             self._end_step_if_done()
+            # Whatever was taken for a pass for validation trains.
+            self._validation_iterator_ref = DEAD_REFERENCE
             batch = (*args, kwargs) if kwargs else args
             self._count_batch(batch)
         if self._forward_is_open:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from lm_profiler.torch_names import ITERATED_DATASET
 
 # a weak reference to what no longer exists: it returns None
 DEAD_REFERENCE: Callable[[], Any] = ref(set())
@@ -35,20 +38,26 @@ class LoaderPasses:
     def begin(self, loader: Any) -> None:
         """Note that a pass for training over the data of ``loader`` begins."""
         dataset = getattr(loader, "dataset", None)
-        try:
+        with suppress(TypeError):  # such as a list, to which no weak references exist
             dataset_ref = ref(dataset)
             self._loader_ref = ref(loader)
-        except TypeError:  # such as a list, to which no weak references exist
-            return
-        known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
-        if known_ref() is dataset:
-            self._repeated_passes += 1
-        else:
+            self._repeated_passes += self._has_dataset(dataset)
             self._datasets[id(dataset)] = dataset_ref
 
-    def finish(self) -> None:
-        """Note that the loop took all batches of a pass."""
+    def finish(self, iterator: Any) -> None:
+        """Note that the loop took all batches of a pass, which may have begun before this object was made."""
         self._finished_passes += 1
+        dataset = ITERATED_DATASET.get_or(iterator)
+        with suppress(TypeError):
+            self._datasets[id(dataset)] = ref(dataset)
+
+    def include(self, loader: Any) -> bool:
+        """Return whether the loop has trained with the data of ``loader`` before."""
+        return self._has_dataset(getattr(loader, "dataset", None))
+
+    def _has_dataset(self, dataset: Any) -> bool:
+        known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
+        return dataset is not None and known_ref() is dataset
 
     @property
     def loader(self) -> Any:
