@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lm_profiler.analysis.compare.differences import incomparable_facts
+from lm_profiler.callbacks import hooked_loop
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
@@ -124,6 +125,29 @@ def test_steps_and_phases_of_a_loop_that_nobody_describes(name: str) -> None:
     noted = [note for note in record.notes if "the loop ended" not in note]
     assert len(noted) == (name in NOTED)
     assert NOTED.get(name, "") in "".join(noted)
+
+
+def test_the_search_for_the_modules_of_a_new_optimizer_is_in_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in federated learning, where each model gets an optimizer of its own."""
+    search_now = hooked_loop.find_modules
+
+    def slow_search(optimizer: Any) -> list[nn.Module]:
+        wait("validation")
+        return search_now(optimizer)
+
+    def run_loop() -> None:
+        batches = iter(loader())
+        for _ in range(STEPS // 2):
+            model, optimizer = trained()
+            for batch in islice(batches, 2):
+                model(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    monkeypatch.setattr(hooked_loop, "find_modules", slow_search)
+    rows = rows_of(found(run_loop, measure=200).run)
+    assert {row.time("optimizer") for row in rows} == {own_loops.SECONDS["optimizer"]}
+    assert sum(row.time("step") for row in rows) < len(rows) * sum(ZOO["usual"].seconds().values()) + 1e-6
 
 
 # -- the program names its loop ------------------------------------------------------------------------------------

@@ -641,6 +641,8 @@ class HookMarks:
         if self._searches_left == 0:
             return
         self._searches_left -= 1
+        self._close_forward()
+        self.timeline.mark(tape.OUTSIDE)  # The step does not include our search.
         new_modules: list[nn.Module] = []
         for module in self._find_modules(optimizer):
             if not any(known is module for known in self.modules):
@@ -649,6 +651,7 @@ class HookMarks:
         hooked_before = self._hooked_modules
         self._hook(new_modules)
         self._hooked_modules += hooked_before
+        self.timeline.mark(tape.OPTIMIZER)
 
     def _marked_scaler(self, step: Function) -> Function:
         """Mark the step of a ``GradScaler`` like that of its optimizer.
