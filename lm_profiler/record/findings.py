@@ -210,7 +210,7 @@ FindingName = Literal[
     "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
     "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "scores", "looped", "gathered", "copied", "side_work", "unfused", "cancelled",
+    "some_double", "figures", "scores", "looped", "cells", "gathered", "copied", "side_work", "unfused", "cancelled",
     "dispatch_mode",
 ]  # fmt: skip
 
@@ -365,17 +365,20 @@ NeedlessReason = Literal[
     "growing",  # a loop copies all that it has joined so far, to add a piece
     "order",  # a product of three matrices whose other order takes fewer multiplications
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
+    "double",  # computed in float64, as the whole model is
     "some_double",  # computed in float64, in a model of float32
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
+    "cells",  # a recurrent cell is called for one element of a sequence after another
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor
     "side_work",  # a costly place of the program runs no layers or losses
     "unfused",  # the same, between the layers of the model
 ]
-# reasons about a place: its operators may have another reason, too
-PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")
+PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a place
+# reasons whose operators may have another reason, too
+OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double")
 
 
 class NeedlessOperators(Part):

@@ -69,6 +69,11 @@ class OperatorCall:
     broadcasts: bool = False
     makes_double: bool = False  # whether its largest result is of float64
     multiplies_by_zero: bool = False  # whether it multiplies a tensor by the number 0
+    is_of_cell: bool = (
+        False  # whether a recurrent cell of torch called it, such as ``nn.LSTMCell``
+    )
+    # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
+    has_sequence_kernel: bool = False
     product: Product | None = None  # its factors, if it is a matrix product
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0

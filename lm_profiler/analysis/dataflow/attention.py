@@ -17,6 +17,8 @@ _SOFTMAX = "aten::_softmax"
 # the softmax of ``scaled_dot_product_attention`` if it has no fused kernel, as on the CPU with dropout
 _SOFTMAX_OF_TORCH = "aten::_safe_softmax"
 _SOFTMAXES = (_SOFTMAX, _SOFTMAX_OF_TORCH)
+# draws the mask of dropout on the CPU; other devices draw it in the operator ``native_dropout``
+_MASK_ON_CPU = "aten::bernoulli_"
 
 # the calls of forward on the scores of attention, without matrix products, by the number of their softmax
 CallsOnScores = Mapping[int, Collection[int]]
@@ -43,13 +45,27 @@ def find_scores(step: StepCalls) -> CallsOnScores:
 
 
 def calls_on_stored_scores(step: StepCalls, scores: CallsOnScores) -> list[int]:
-    """Return the calls on the ``scores`` of attention that the program writes itself, and their backward passes."""
+    """Return the calls on the ``scores`` of attention that the program writes itself, and their backward passes.
+
+    Attention with dropout on the CPU is left out, because torch has no fused kernel for it.
+    """
     calls: list[int] = []
     for softmax, on_scores in scores.items():
-        if step.calls[softmax].name == _SOFTMAX:
+        is_of_program = step.calls[softmax].name == _SOFTMAX
+        if is_of_program and not _has_dropout_on_cpu(step, on_scores):
             for number in on_scores:
                 calls += step.with_backward(number)
     return calls
+
+
+def _has_dropout_on_cpu(step: StepCalls, on_scores: Collection[int]) -> bool:
+    """Return whether one of the calls ``on_scores`` applies a mask of dropout that was drawn on the CPU."""
+    for number in on_scores:
+        for storage in step.calls[number].reads:
+            for writer in step.writers.get(storage, ()):
+                if step.calls[writer].name == _MASK_ON_CPU:
+                    return True
+    return False
 
 
 def calls_of_attention(step: StepCalls, scores: CallsOnScores) -> set[int]:

@@ -31,7 +31,7 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
     Returns:
         by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
-    calling_s = _seconds_of_calling(step)
+    calling_s = seconds_of_calling(step)
     total_s = sum(step.phase_s.values())
     shares: dict[int, float] = {}
     for numbers in _calls_by_key(step).values():
@@ -39,12 +39,12 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
         if len(numbers) < _FEWEST_CALLS or seconds < _LEAST_SHARE * total_s:
             continue
         # Calls of one layer after another depend on each other; those of a loop over samples do not.
-        independent = len(numbers) / _longest_chain(step, numbers)
+        independent = len(numbers) / longest_chain(step, numbers)
         if independent < _FEWEST_INDEPENDENT:
             continue
         for number in numbers:
             for related in step.with_backward(number):
-                overhead = _share_of_calling(step.calls[related], calling_s)
+                overhead = share_of_calling(step.calls[related], calling_s)
                 shares[related] = (1.0 - 1.0 / independent) * overhead
     return shares
 
@@ -53,7 +53,8 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
     """Return the calls of forward that were made by lines of the program, by line, operator and sizes."""
     calls_by_key: defaultdict[_Key, list[int]] = defaultdict(list)
     for number, call in enumerate(step.calls):
-        if call.phase != _FORWARD or not call.lines:
+        # a cell's own operators cannot be moved out of its loop
+        if call.phase != _FORWARD or not call.lines or call.is_of_cell:
             continue
         product_sizes: tuple[int, ...] = ()
         if call.product is not None:
@@ -65,7 +66,7 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
     return calls_by_key
 
 
-def _seconds_of_calling(step: StepCalls) -> float:
+def seconds_of_calling(step: StepCalls) -> float:
     """Return the overhead of calling an operator in seconds: the median of the calls with hardly any elements."""
     seconds = [
         call.seconds
@@ -75,7 +76,7 @@ def _seconds_of_calling(step: StepCalls) -> float:
     return statistics.median(seconds) if seconds else 0.0
 
 
-def _share_of_calling(call: OperatorCall, calling_s: float) -> float:
+def share_of_calling(call: OperatorCall, calling_s: float) -> float:
     """Return the share of a call's time that is overhead."""
     if call.product is not None and call.product.left.rows <= _FEW_ROWS:
         return 1.0
@@ -84,7 +85,7 @@ def _share_of_calling(call: OperatorCall, calling_s: float) -> float:
     return calling_s / call.seconds
 
 
-def _longest_chain(step: StepCalls, numbers: Sequence[int]) -> int:
+def longest_chain(step: StepCalls, numbers: Sequence[int]) -> int:
     """Return the length of the longest chain of calls among ``numbers`` in which each depends on the one before it."""
     counted_calls = set(numbers)
     longest = 1

@@ -11,6 +11,7 @@ from lm_profiler.analysis.dataflow.attention import (
     find_scores,
 )
 from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
+from lm_profiler.analysis.dataflow.cells import calls_of_cells
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
     layers_on_copied_rows,
@@ -32,7 +33,7 @@ from lm_profiler.analysis.dataflow.repeats import (
 from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
 from lm_profiler.record.findings import (
-    PLACE_REASONS,
+    OVERLAPPING_REASONS,
     NeedlessOperators,
     NeedlessReason,
 )
@@ -54,7 +55,7 @@ _FACTORIZING = (
 )
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
-_LOOPED = "looped"  # the reason that is about small calls
+_OF_SMALL_CALLS = ("looped", "cells")  # the reasons that are about small calls
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -74,11 +75,14 @@ def needless_operators(
     for reason, shares, place in _groups(step):
         new_shares = {}
         for number, share in shares.items():
-            is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
-            is_new = reason in PLACE_REASONS or number not in counted_calls
+            is_large = (
+                reason in _OF_SMALL_CALLS or step.calls[number].size >= _LEAST_SIZE
+            )
+            is_new = reason in OVERLAPPING_REASONS or number not in counted_calls
             if is_large and is_new:
                 new_shares[number] = share
-        counted_calls.update(new_shares)
+        if reason not in OVERLAPPING_REASONS:
+            counted_calls.update(new_shares)
         needless_s = 0.0
         for number, share in new_shares.items():
             needless_s += share * step.calls[number].seconds
@@ -118,14 +122,18 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
     yield "unused_rows", unused_rows, step.place_of(tables)
+    double = [number for number, call in enumerate(step.calls) if call.makes_double]
+    shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
     if not step.is_double:
-        double = [number for number, call in enumerate(step.calls) if call.makes_double]
-        shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
         # the first call introduces float64
         yield "some_double", shares_of_double, _line_of_first(step, double)
+    elif not factorizing_operators(step):
+        # factorizing matrices or solving systems may need the digits of float64
+        yield "double", shares_of_double, None
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
+    yield "cells", calls_of_cells(step), None
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None

@@ -17,6 +17,18 @@ _FORWARD, _BACKWARD = "forward", "backward"
 _MOSTLY_ZEROS = 0.95
 # ... and at most this share of each row, or of each column, is not. The result of a ReLU has rows with more.
 _FULLEST_LINE = 0.02
+# functions that make negative values zero
+_RECTIFIERS = (
+    "aten::relu",
+    "aten::relu_",
+    "aten::threshold",
+    "aten::clamp_min",
+    "aten::clamp_min_",
+    "aten::hardtanh",
+    "aten::hardtanh_",
+)
+# at most so many operators, such as pooling and dropout, are between a rectifier and the product
+_MOST_AFTER_RECTIFIER = 6
 # the least reported share of positions at which the gradient is zero
 _MANY_ZERO_POSITIONS = 0.5
 # A call continues the work of an earlier one if it computes at least this share of that call's elements.
@@ -28,7 +40,8 @@ _CHEAPER_ORDER = 0.4
 def products_with_zeros(step: StepCalls) -> dict[int, float]:
     """Return matrix products with a factor that is nearly all zeros, such as a diagonal or a one-hot matrix.
 
-    Weights do not count as such a factor, because some are initialised with zeros.
+    Weights do not count as such a factor, because some are initialised with zeros. Nor does the result of a ReLU, which
+    has other zeros in each step.
 
     Returns:
         by the number of a product, or of a call of its backward pass, the share of zeros in the factor.
@@ -41,10 +54,31 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
             are_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
             are_everywhere = operand.fullest_line <= _FULLEST_LINE
             is_weight = operand.storage in step.trained
-            if are_mostly_zeros and are_everywhere and not is_weight:
+            is_sparse = are_mostly_zeros and are_everywhere and not is_weight
+            if is_sparse and not _is_rectified(step, operand.storage, number):
                 for related in step.with_backward(number):
                     shares[related] = operand.zeros
     return shares
+
+
+def _is_rectified(step: StepCalls, storage: int, before: int) -> bool:
+    """Return whether what ``storage`` holds at the call ``before`` was computed from the result of a ReLU.
+
+    Layers between the two end the search.
+    """
+    storages = {storage}
+    for _ in range(_MOST_AFTER_RECTIFIER):
+        sources: set[int] = set()
+        for written in storages:
+            for number in step.writers.get(written, ()):
+                call = step.calls[number]
+                if number >= before or call.product is not None:
+                    continue
+                if call.name in _RECTIFIERS:
+                    return True
+                sources.update(call.reads)
+        storages = sources - step.trained
+    return False
 
 
 def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:

@@ -555,6 +555,9 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:
+    is_of_logger = (finding.owner or "").endswith(("Logger.log_metrics", "Logger.save"))
+    if is_of_logger:
+        return f"Log less often (log_every_n_steps): {_place(finding)} takes most of that time."
     return f"Log less often in {_place(finding)}, for example only `if batch_idx % 50 == 0`."
 
 
@@ -589,11 +592,17 @@ def _python_text(finding: Finding, settings: Settings) -> str:
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     if finding.what == PRINTING:
         return f"Do not convert tensors to text in {finding.phase}: {place} does so, even if the text is never read."
-    code = "Python" if finding.what == "python" else finding.what
-    sentence = f"Move the {code} code of {place} out of {finding.phase}"
-    if finding.phase == "optimizer" and finding.what == "python":
-        sentence += ", and update all weights together (torch._foreach functions, or an optimizer with fused=True)"
-    return f"{sentence}."
+    if finding.what != "python":
+        return f"Move the {finding.what} code of {place} out of {finding.phase}."
+    if finding.phase == "optimizer":
+        return (
+            f"Make the Python code of {place} faster: update all weights together (torch._foreach functions, or an "
+            "optimizer with fused=True)."
+        )
+    return (
+        f"Make the Python code of {place} faster, for example with fewer operators (torch._foreach functions for lists "
+        f"of tensors), or move it out of {finding.phase}."
+    )
 
 
 def _pattern_text(
@@ -882,8 +891,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "figures",
         _on_operators(
-            "Compute the result of {code} less often, for example every 50 steps: only Python code reads it (for a "
-            "metric, for example), and training does not need it."
+            "Leave out the computation in {code}, or do it less often (every 50 steps, for example): training does not "
+            "need its result, which only Python code keeps or reads, such as a metric."
         ),
         likely_share=0.9,
     ),
@@ -891,8 +900,7 @@ REMEDIES: Sequence[Remedy] = (
         "scores",
         _on_operators(
             "Use fused attention at {code}: torch.nn.functional.scaled_dot_product_attention does not store "
-            "the attention scores (nn.MultiheadAttention uses it with need_weights=False; dropout on a CPU and some "
-            "masks prevent it)."
+            "the attention scores (nn.MultiheadAttention uses it with need_weights=False; some masks prevent it)."
         ),
         likely_share=0.7,
     ),
@@ -904,6 +912,14 @@ REMEDIES: Sequence[Remedy] = (
             " not depend on each other."
         ),
         likely_share=0.8,
+    ),
+    Remedy(
+        "cells",
+        _on_operators(
+            "Use the layer for whole sequences instead of its cell at {code} (nn.LSTM instead of nn.LSTMCell, for "
+            "example): all inputs of the loop are known before it begins."
+        ),
+        likely_share=0.9,
     ),
     Remedy(
         "gathered",
@@ -1034,8 +1050,8 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "double",
-        "Train in float32: float64 takes at least twice as long.",
-        likely_share=0.5,
+        "Train in float32: large operators take at least twice as long in float64.",
+        likely_share=0.7,
     ),
     Remedy(
         "communication",

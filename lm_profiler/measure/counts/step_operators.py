@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mkldnn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import Guard
@@ -31,7 +33,7 @@ from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
 from lm_profiler.measure.counts.zero_shares import product_of_call, zero_rows_of_table
-from lm_profiler.measure.user_code import user_lines
+from lm_profiler.measure.user_code import package_of, user_lines
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 from lm_profiler.torch_names import BACKWARD_NODE, NEXT_NODE_NUMBER, NODE_NUMBER
 
@@ -47,6 +49,7 @@ _DYNAMIC_SHAPE = torch.Tag.dynamic_output_shape
 _RANDOM = torch.Tag.nondeterministic_seeded
 # methods by which Python reads the elements of a tensor without calling an operator
 _READING_METHODS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
+_FILE_OF_CELLS = nn.LSTMCell.forward.__code__.co_filename
 _OTHER = "other"
 _OPTIMIZER = "optimizer"
 _MOST_CALLS = 200_000  # a step with more is not recorded
@@ -158,6 +161,7 @@ class StepOperators:
         # the time of recording.
         is_of_model = self.phase != _OPTIMIZER
         lines = self._lines(forward) if is_of_model else ()
+        cell = _running_cell() if is_of_model else None
         value, is_constant = self._values.add_call(
             operator,
             arguments,
@@ -186,6 +190,9 @@ class StepOperators:
                 broadcasts=_broadcasts(operator, inputs, largest_result),
                 makes_double=_makes_double(largest_result),
                 multiplies_by_zero=_multiplies_by_zero(name, args),
+                is_of_cell=cell is not None,
+                has_sequence_kernel=cell is not None
+                and _has_sequence_kernel(cell, inputs),
                 product=product_of_call(name, args, self._storages),
                 zero_rows=zero_rows_of_table(name, largest_result),
             )
@@ -352,6 +359,32 @@ def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:
     if name != "aten::mul":
         return False
     return any(isinstance(factor, (int, float)) and factor == 0 for factor in args)
+
+
+def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:
+    """Return whether the layer for whole sequences of a recurrent ``cell`` has a fused kernel.
+
+    On a GPU all of them have one (cuDNN, MIOpen). On the CPU only the LSTM in float32 has one (oneDNN). The other
+    layers call the same operators there as their cells.
+    """
+    if not inputs:
+        return False
+    if inputs[0].device.type != "cpu":
+        return True
+    is_lstm = isinstance(cell, nn.LSTMCell)
+    return is_lstm and inputs[0].dtype == torch.float32 and mkldnn.is_available()
+
+
+def _running_cell() -> nn.Module | None:
+    """Return the recurrent cell of torch whose forward pass runs, called by the program itself; None if none runs."""
+    for frame, _ in walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if code.co_filename == _FILE_OF_CELLS and code.co_name == "forward":
+            module = frame.f_locals.get("self")
+            return module if isinstance(module, nn.RNNCellBase) else None
+        if not package_of(code.co_filename):
+            return None  # a line of the program
+    return None
 
 
 def _makes_double(largest_result: Tensor | None) -> bool:

@@ -20,7 +20,7 @@ from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.record.findings import NeedlessOperators
 from lm_profiler.record.operator_calls import Operand, OperatorCall, Product, StepCalls
 
-TOKENS, WIDTH, CLASSES = 64, 64, 512
+TOKENS, WIDTH, CLASSES = 80, 64, 512
 
 
 class Net(nn.Module):
@@ -33,6 +33,8 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
         self.critic = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, 1))
         self.table = nn.Embedding(4096, 16)
+        self.lstm_cell = nn.LSTMCell(WIDTH, WIDTH)
+        self.gru_cell = nn.GRUCell(WIDTH, WIDTH)
         self.register_buffer("positions", torch.arange(256.0))
 
 
@@ -211,6 +213,16 @@ def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(torch.cat(rows), labels)
 
 
+def cell_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    tokens = hidden.view(20, -1, WIDTH)
+    output, memory = torch.zeros_like(tokens[0]), torch.zeros_like(tokens[0])
+    outputs = []
+    for token in tokens:
+        output, memory = step.net.lstm_cell(token, (output, memory))  # here
+        outputs.append(output)
+    return plain(step, torch.cat(outputs), labels)
+
+
 def layer_on_edges(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     sources = torch.randint(TOKENS, (6 * TOKENS,))
     targets = torch.randint(TOKENS, (6 * TOKENS,))
@@ -297,6 +309,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (histogram_in_a_hook, "figures", "backward"),
         (attention_by_hand, "scores", "backward"),
         (loop_over_samples, "looped", "backward"),
+        (cell_on_each_token, "cells", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (permuted_copies, "copied", "forward"),
         (penalty_without_weight, "cancelled", "backward"),
@@ -367,6 +380,26 @@ def sparse_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, activations, labels)
 
 
+def cell_without_kernel(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """On the CPU, torch's GRU calls the same operators as its cell."""
+    tokens = hidden.view(20, -1, WIDTH)
+    outputs = [torch.zeros_like(tokens[0])]
+    for token in tokens:
+        outputs.append(step.net.gru_cell(token, outputs[-1]))
+    return plain(step, torch.cat(outputs[1:]), labels)
+
+
+def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The input of the cell is made from its last output."""
+    tokens = hidden.view(20, -1, WIDTH)
+    output, memory = torch.zeros_like(tokens[0]), torch.zeros_like(tokens[0])
+    outputs = []
+    for token in tokens:
+        output, memory = step.net.lstm_cell(token + output, (output, memory))
+        outputs.append(output)
+    return plain(step, torch.cat(outputs), labels)
+
+
 def recurrent(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Each call needs the one before it."""
     for _ in range(40):
@@ -408,6 +441,18 @@ def attention_with_dropout(step: Step, hidden: Tensor, labels: Tensor) -> Tensor
     for _ in range(6):
         heads = functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=True)
     return plain(step, heads[0, 0], labels)
+
+
+def attention_by_hand_with_dropout(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    weights = functional.dropout((hidden @ hidden.T).softmax(-1), 0.1)
+    return plain(step, weights @ hidden, labels)
+
+
+def dead_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Nearly all outputs of a ReLU are zero; which ones depends on the input."""
+    few = torch.eye(TOKENS, WIDTH) + 0.0 * hidden.detach()
+    activations = functional.dropout((few - 0.5).relu(), 0.1)
+    return plain(step, activations @ step.net.block[0].weight, labels)
 
 
 def empty_batch(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -453,6 +498,33 @@ def sampled_before(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
     found = {operators.reason: operators for operators in Step().needless(sampled_before)}["repeated"]
     assert set(found.phase_shares) == {"forward"}
+
+
+@pytest.mark.parametrize(
+    "needed, reason",
+    [
+        (cell_without_kernel, "cells"),
+        (decoder, "cells"),
+        (decoder, "looped"),
+        (attention_by_hand_with_dropout, "scores"),
+        (dead_activations, "zeros"),
+    ],
+)
+def test_what_has_no_remedy_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor], reason: str) -> None:
+    reasons = [found.reason for found in Step().needless(needed)]
+    assert reason not in reasons
+
+
+@pytest.mark.parametrize(
+    "name, makes_double, is_found",
+    [("aten::mm", True, True), ("aten::mm", False, False), ("aten::linalg_solve_ex", True, False)],
+)
+def test_a_model_of_float64_is_slow_in_large_operators(name: str, makes_double: bool, is_found: bool) -> None:
+    """Small operators are mostly overhead. Solving a system may need the digits of float64."""
+    call = OperatorCall(name=name, phase="forward", seconds=1.0, reads=(1,), writes=(2,), elements=8192, size=8192,
+                        is_host_read=True, makes_double=makes_double)  # fmt: skip
+    step = StepCalls(calls=[call], kept=frozenset({2}), is_double=True)
+    assert ("double" in [found.reason for found in needless_operators(step)]) == is_found
 
 
 def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:

@@ -1,0 +1,84 @@
+"""Finds recurrent cells that a loop calls for one element of a sequence after another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from lm_profiler.analysis.dataflow.loops import (
+    longest_chain,
+    seconds_of_calling,
+    share_of_calling,
+)
+from lm_profiler.record.operator_calls import CodeLine, StepCalls
+
+_FORWARD = "forward"
+_FEWEST_ELEMENTS = 16  # of a sequence
+
+
+def calls_of_cells(step: StepCalls) -> dict[int, float]:
+    """Return the calls of cells that a layer for whole sequences could replace, such as ``nn.LSTM`` an ``nn.LSTMCell``.
+
+    Its fused kernel saves the operators on the state. It computes the products with all inputs at once, which saves the
+    overhead of calling them. The products with the states depend on each other and save nothing.
+
+    Returns:
+        by the number of a call, or of a call of its backward pass, the share of its time that this saves.
+    """
+    calls_by_line: defaultdict[CodeLine, list[int]] = defaultdict(list)
+    for number, call in enumerate(step.calls):
+        if call.has_sequence_kernel and call.phase == _FORWARD and call.lines:
+            calls_by_line[call.lines[-1]].append(number)
+    calling_s = seconds_of_calling(step)
+    shares: dict[int, float] = {}
+    for numbers in calls_by_line.values():
+        products = _products_by_weight(step, numbers)
+        products_with_inputs = _products_with_inputs(step, products)
+        if products_with_inputs is None:
+            continue
+        for number in numbers:
+            call = step.calls[number]
+            share = 1.0
+            if number in products_with_inputs:
+                share = share_of_calling(call, calling_s)
+            elif call.product is not None:
+                share = 0.0
+            for related in step.with_backward(number):
+                shares[related] = share
+    return shares
+
+
+def _products_by_weight(
+    step: StepCalls, numbers: Iterable[int]
+) -> Mapping[int, Sequence[int]]:
+    """Return the matrix products among the calls ``numbers``, by the storage of their weight."""
+    products: defaultdict[int, list[int]] = defaultdict(list)
+    for number in numbers:
+        product = step.calls[number].product
+        if product is not None:
+            products[product.right.storage].append(number)
+    return products
+
+
+def _products_with_inputs(
+    step: StepCalls, products_by_weight: Mapping[int, Sequence[int]]
+) -> set[int] | None:
+    """Return the products of a cell's weights with its inputs; None if inputs depend on the cell's earlier outputs.
+
+    A cell has one weight for its inputs and one for its states. Products with the first do not depend on each other
+    if all inputs are known before the loop.
+    """
+    products_with_inputs: set[int] = set()
+    weights_of_inputs = weights_of_states = 0
+    for products in products_by_weight.values():
+        if len(products) < _FEWEST_ELEMENTS:
+            return None
+        chain = longest_chain(step, products)
+        if chain == 1:
+            weights_of_inputs += 1
+            products_with_inputs.update(products)
+        elif chain >= _FEWEST_ELEMENTS - 1:
+            weights_of_states += 1
+    if weights_of_inputs != weights_of_states:
+        return None
+    return products_with_inputs
