@@ -55,11 +55,6 @@ def noise(kind: str, steps: int, seed: int) -> NDArray[np.float64]:
     return np.asarray(np.exp(0.02 * drawn))
 
 
-@pytest.mark.parametrize("kind", ["independent", "correlated", "heavy"])
-def test_steady_steps_have_no_change(kind: str) -> None:
-    assert follow(rows(noise(kind, 100_000, seed=7))).reported == []
-
-
 @pytest.mark.parametrize("by", [0.02, 0.05, 0.2, -0.02])
 def test_a_change_is_reported_within_500_steps_with_its_size_and_phase(by: float) -> None:
     late = np.arange(6000) >= 3000
@@ -196,13 +191,6 @@ def test_two_levels_that_alternate_by_chance_are_one_event() -> None:
     assert [change.before_s[-1], change.after_s[-1]] == pytest.approx([0.005, 0.0065], rel=0.01)
 
 
-@pytest.mark.parametrize("share, factor", [(0.1, 3.0), (0.2, 2.0), (0.4, 1.5)])
-def test_two_kinds_of_steps_by_chance_are_no_change(share: float, factor: float) -> None:
-    rng = np.random.default_rng(5)
-    is_long = rng.random(50_000) < share
-    assert follow(rows(1.0 + (factor - 1.0) * is_long)).reported == []
-
-
 def bursts(steps: int, seed: int) -> NDArray[np.float64]:
     """Return factors of steps beside a neighbour on the machine: about every 3,000 steps 5 to 60 take longer."""
     rng = np.random.default_rng(seed)
@@ -214,9 +202,26 @@ def bursts(steps: int, seed: int) -> NDArray[np.float64]:
     return factors
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_short_bursts_are_no_changes_of_level(seed: int) -> None:
-    assert follow(rows(noise("correlated", 40_000, seed) * bursts(40_000, seed), seed=seed)).reported == []
+def two_kinds(share: float, factor: float) -> NDArray[np.float64]:
+    """Return factors of steps of which each is longer by chance, with a probability of ``share``."""
+    is_long = np.random.default_rng(5).random(50_000) < share
+    return np.asarray(np.where(is_long, factor, 1.0))
+
+
+NO_CHANGE = {
+    **{f"{kind} noise": noise(kind, 100_000, seed=7) for kind in ("independent", "correlated", "heavy")},
+    **{f"bursts {seed}": noise("correlated", 40_000, seed) * bursts(40_000, seed) for seed in range(3)},
+    **{
+        f"two kinds, one {factor} as long": two_kinds(share, factor)
+        for share, factor in ((0.1, 3), (0.2, 2), (0.4, 1.5))
+    },
+    "a warm-up": 1.0 + 0.5 * np.exp(-np.arange(3000) / 60),
+}
+
+
+@pytest.mark.parametrize("case", NO_CHANGE)
+def test_noise_bursts_two_kinds_of_steps_and_a_warm_up_are_no_change(case: str) -> None:
+    assert follow(rows(NO_CHANGE[case])).reported == []
 
 
 @pytest.mark.parametrize("by, steps", [(0.05, 20_000), (0.10, 10_000), (1.3, 12_000)])
@@ -232,14 +237,6 @@ def test_a_burst_that_costs_much_is_one_event_with_its_end() -> None:
     late_s = 0.012 * ((number >= 5000) & (number < 5100))  # 1.2 s, where the run took 25 s
     (change,) = follow(rows(np.ones(8000), late_s)).changes
     assert (change.since_step, change.until_step, change.part) == (5001, 5100, "forward")
-
-
-def warm_up(steps: int) -> NDArray[np.float64]:
-    return 1.0 + 0.5 * np.exp(-np.arange(steps) / 60)
-
-
-def test_a_run_that_warms_up_has_no_change() -> None:
-    assert follow(rows(warm_up(3000))).reported == []
 
 
 @pytest.mark.parametrize("last_late_step, until_step", [(176, 176), (345, None)])
