@@ -13,8 +13,7 @@ import pytest
 from made_runs import made_entry
 from playwright.sync_api import Locator, expect
 from tab import MARKUP, OpenTab, Tab
-
-from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from tabled import write_sweep
 
 RUN = "demo/version_0"
 FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
@@ -24,28 +23,17 @@ FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("ma
 @pytest.fixture(scope="module")
 def sweep(logdir: Path) -> Iterator[Path]:
     """A sweep of two repeats, in which one cell ran out of memory and left no run."""
-    folder, cells = logdir / "sweep", []
+    folder, cells, names = logdir / "sweep", [], []
     for (attention, context), forward_s in FORWARD_S.items():
         for repeat in range(2):
-            cell = f"{attention},{context},r{repeat}"
+            name, run = f"{attention},{context},r{repeat}", None
             overrides = {"model.attention": attention, "data.context_length": str(context)}
-            cells.append(Cell(id=cell, overrides=overrides, repeat=repeat, arguments=["fit"]))
-            run = f"{cell}/version_0" if forward_s else None
-            (folder / cell).mkdir(parents=True)
             if forward_s:
-                made_entry(folder / cell / "version_0", overrides, name=cell, forward_s=forward_s * (1 + repeat / 1000))
-            outcome = CellOutcome(
-                cell=cell,
-                status="ok" if forward_s else "oom",
-                reason=None if forward_s else "no memory left",
-                run=run,
-                ended="2026-01-02T03:04:05+00:00",
-                duration_s=1.0,
-                exit_code=0,
-            )
-            outcome.write(folder / outcome.cell / OUTCOME_FILE)
-    SweepPlan(name="sweep", command="sweep", verb="fit", seed=0, cells=cells).write(folder / PLAN_FILE)
-    yield folder
+                run, forward_s = folder / name / "version_0", forward_s * (1 + repeat / 1000)
+                made_entry(run, overrides, name=name, forward_s=forward_s)
+            cells.append((overrides, repeat, "ok" if run else "oom", run))
+            names.append(name)
+    yield write_sweep(folder, cells, names)
     shutil.rmtree(folder)
 
 
@@ -94,7 +82,7 @@ def test_every_run_and_cell_is_listed_with_its_figures(compare: Callable[..., Ta
     oom = listed["sweep/math,256,r0"]
     expect(tab.inside.get_by_label("sweep/math,256,r0 as A")).to_be_disabled()
     assert (oom["status"], oom["context"], oom["attention"], oom["step (ms)"]) == ("oom", "256", "math", "")
-    assert oom["why"].startswith("no memory")
+    assert oom["why"].startswith("it was oom")
     assert MARKUP in listed
     assert tab.inside.locator("img").count() == 0
     assert "injected" not in (tab.page.title(), tab.frame.title())

@@ -14,6 +14,7 @@ import torch
 from benchmarks.free_port import free_port
 from ddp_run import COLLECTED_S, FLAG_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
+from made_environment import made_step
 from scripts import SUPPORT
 from warm import run, run_ranks
 
@@ -238,8 +239,7 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus() -> None:
     ranks = []
     for rank in range(8):
         gpu = Telemetry(**{**facts, "energy_source": "counter", "gpus": [f"GPU-{rank}"]})
-        seconds = tuple(0.15 if part in ("step", "forward", "forward_backward") else 0.0 for part in TIMED)
-        rows = [StepRow(step, "measure", seconds, seconds, tokens=125, rank=rank) for step in range(1, 21)]
+        rows = [made_step(step, {"forward": 0.15}, tokens=125, rank=rank) for step in range(1, 21)]
         ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
     merged = merge(dict(enumerate(ranks)))
 

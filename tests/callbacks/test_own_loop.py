@@ -86,6 +86,13 @@ def assert_times(rows: list[StepRow], truth_s: dict[str, float], is_mean: bool =
         assert times_s == pytest.approx([truth_s.get(part, 0.0)] * len(times_s), abs=5e-9), part
 
 
+def step_on(batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """As most programs have it."""
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 NOTED = {
     "fetches_ahead": "a step takes 1 to 2 batches",  # the first one, whose batch came before the hooks
     "calls_forward_itself": "run.phase('forward')",
@@ -105,9 +112,7 @@ def test_a_model_that_acts_before_each_step_does_so_in_the_step(every: int, wait
             if number % every == 0:
                 with torch.no_grad():
                     model()
-            model(0).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step_on(0, model, optimizer)
 
     rows = rows_of(found(run_loop, warmup=5, measure=6).run)
     assert [row.time("other") for row in rows] == pytest.approx([waits * own_loops.SECONDS["other"]] * 6, abs=5e-9)
@@ -236,8 +241,7 @@ def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> No
 
     def run_loop() -> None:
         for _, (batch,) in zip(range(STEPS), training, strict=False):
-            model(batch).sum().backward()
-            optimizer.step()
+            step_on(batch, model, optimizer)
 
     search = found(run_loop)
     assert search.run is not None
@@ -250,8 +254,7 @@ def test_the_loader_of_a_loop_in_profile_is_known() -> None:
     with profile_with(options(), [optimizer]) as run:
         for _ in range(2):
             for (batch,) in rows:
-                model(batch).sum().backward()
-                optimizer.step()
+                step_on(batch, model, optimizer)
     assert run.record.settings.num_workers == 0
     assert run.record.settings.fetches_single_rows
 
@@ -312,9 +315,7 @@ def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restart
     rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
     with profile_with(options(), [optimizer]) as run:
         for batch in batches(rows):
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step_on(batch, model, optimizer)
     assert run.record.settings.restarts_loader is restarts
 
 
@@ -352,9 +353,7 @@ def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> Non
     rows = torch.ones(40, 4)
     with profile_with(options(), [optimizer]) as run:
         for batch in run.data(rows.view(20, 2, 4)):
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step_on(batch, model, optimizer)
             model.eval()
             with torch.set_grad_enabled(with_gradients):
                 model(batch)
@@ -382,8 +381,7 @@ def test_the_length_of_a_loader_is_not_asked_for() -> None:
     with profile_with(options(), [optimizer]):
         for _ in range(STEPS):
             (batch,) = next(iter(rows))
-            model(batch).sum().backward()
-            optimizer.step()
+            step_on(batch, model, optimizer)
     assert torch.equal(torch.get_rng_state(), expected_state)
 
 
@@ -394,9 +392,7 @@ def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -
     with profile_with(options(), [optimizer]) as run:
         for _ in range(STEPS // 4 + 1):
             for (batch,) in rows:
-                model(batch).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                step_on(batch, model, optimizer)
             if validates:
                 model.eval()
                 with torch.no_grad():
@@ -567,9 +563,7 @@ def test_a_loop_within_a_step_is_reported(
 
     def step(batch: Tensor) -> None:
         next(steps)
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step_on(batch, model, optimizer)
 
     with profile_with(options(measure=12), [model, optimizer]) as run, suppress(StopIteration):
         run_loop(step)

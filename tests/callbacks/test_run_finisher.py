@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from made_environment import made_step
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.run_files import make_temporary_folder, with_rows_left_behind
-from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
 
@@ -32,8 +32,7 @@ def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def rows(rank: int, step_s: float) -> list[StepRow]:
-    seconds = tuple(step_s if part in ("step", "forward") else 0.0 for part in TIMED)
-    return [StepRow(step, "measure", seconds, seconds, tokens=8, rank=rank) for step in range(1, 7)]
+    return [made_step(step, {"forward": step_s}, tokens=8, rank=rank) for step in range(1, 7)]
 
 
 def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path) -> None:

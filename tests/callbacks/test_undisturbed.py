@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from faults import Manual, Tiny, assert_same_weights, breaks, fault, places, pro
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PyTorchProfiler
-from torch import Tensor
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -55,18 +55,15 @@ def test_somebodys_own_trace_survives(tmp_path: Path) -> None:
 def test_a_forked_copy_of_the_training_has_no_say_in_the_run(tmp_path: Path, goes: str) -> None:
     own, ours, states = os.getpid(), profiler(), []
 
-    class Forks(Tiny):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            if batch_idx == 3 and os.getpid() == own:
-                if copied := os.fork():
-                    os.waitpid(copied, 0)
-                    states.append(read_run(ours.folder).status)
-                elif goes == "by an exit":
-                    raise SystemExit
-            return super().training_step(batch, batch_idx)
+    def forks() -> None:
+        if copied := os.fork():
+            os.waitpid(copied, 0)
+            states.append(read_run(ours.folder).status)
+        elif goes == "by an exit":
+            raise SystemExit
 
     try:
-        train(tmp_path, [ours], Forks)
+        train(tmp_path, [ours], lambda: Tiny({3: forks}))
     finally:
         if os.getpid() != own:
             os._exit(0)
@@ -210,28 +207,16 @@ class Unreadable(Exception):
         raise LookupError("no message")
 
 
-class Fails(Tiny):
-    error: Exception = Unreadable()
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        if self.steps == 3:
-            raise self.error
-        return super().training_step(batch, batch_idx)
-
-
 def test_an_unreadable_error_is_recorded_and_gives_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ours = profiler()
     with pytest.raises(Unreadable):
-        train(tmp_path, [ours], Fails)
+        train(tmp_path, [ours], lambda: Tiny({3: Mock(side_effect=Unreadable())}))
     failure = read_run(ours.folder).failure
     assert (failure.type, failure.phase, failure.step) == ("Unreadable", "forward", 4)
     assert "LookupError" in failure.message
-
-    class Colours(Fails):
-        error = ValueError("\x1b[31mred\x9b2J")
-
+    colours = ValueError("\x1b[31mred\x9b2J")
     with pytest.raises(ValueError, match="red"):
-        train(tmp_path, [profiler()], Colours)
+        train(tmp_path, [profiler()], lambda: Tiny({3: Mock(side_effect=colours)}))
     printed = "".join(capsys.readouterr())
     assert r"\x1b[31mred\x9b2J" in printed
     assert not {"\x1b", "\x9b"} & set(printed)

@@ -6,6 +6,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,24 +134,13 @@ def test_the_first_watched_step_has_its_batch(stages: int) -> None:
 
 
 def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
-    class Large(Tiny):
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            if self.steps == 30:
-                torch.ones(2**26)  # 256 MiB, of which nothing is held at the step's end
-            return super().training_step(batch, batch_idx)
-
-    train(Path(), [watcher()], Large, max_steps=STEPS)
+    allocates = {30: lambda: torch.ones(2**26)}  # 256 MiB, of which nothing is held at the step's end
+    train(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
     window = read_windows(folder())[-1]
     assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
 
 
 def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> None:
-    class Crashing(Tiny):
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            if self.steps == 37:
-                raise RuntimeError("crashed")
-            return super().training_step(batch, batch_idx)
-
     def fit(module: Tiny, steps: int, **options: Any) -> WatchStatus:
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=20, save_top_k=-1)
         trainer_with([saving, watcher()], tmp_path, max_steps=steps, enable_checkpointing=True).fit(module, **options)
@@ -158,7 +148,7 @@ def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> No
 
     warnings.simplefilter("ignore")  # of the folder, which has a checkpoint by then
     with pytest.raises(RuntimeError, match="crashed"):
-        fit(Crashing(), STEPS)
+        fit(Tiny({37: Mock(side_effect=RuntimeError("crashed"))}), STEPS)
     status = fit(Tiny(), STEPS, ckpt_path=tmp_path / "step=20.ckpt")
     assert (status.resumed_at, status.steps, status.global_step, status.repeated) == (20, 40, 60, 17)
     assert "checkpoints" in status.ledger
@@ -263,15 +253,9 @@ def test_a_killed_training_loses_a_second_of_its_rows_at_most(tmp_path: Path, ca
 
 @pytest.mark.parametrize("error", [RuntimeError("theirs"), KeyboardInterrupt()])
 def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
-    class Failing(Tiny):
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            if self.steps == 30:
-                raise error
-            return super().training_step(batch, batch_idx)
-
     began_s, began = time.time(), time.perf_counter()
     with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
-        train(Path(), [watcher()], Failing, max_steps=STEPS)
+        train(Path(), [watcher()], lambda: Tiny({30: Mock(side_effect=error)}), max_steps=STEPS)
     status = told_of(began_s, time.perf_counter() - began)
     assert (status.steps, status.error) == (30, type(error).__name__)
     assert f"failed with {type(error).__name__}" in watch_tables(folder())[0].above[0]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_hand import outcome
 from tests.support.made_parts import made_model
 from tests.support.made_runs import made_record
 
@@ -11,9 +12,8 @@ from lm_profiler.improve.cells import CellCalls, FinishedCell
 from lm_profiler.improve.tolerance import SizeDifference, size_difference
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import LoaderFacts, RunRecord
-from lm_profiler.record.sweep_files import CellOutcome
 
-OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
+OK = outcome("it", "ok", 1.0, run="it", exit_code=0)
 MODEL = made_model(accumulate_grad_batches=2)
 
 

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from by_hand import outcome
 from rich.console import Console
 from stored_texts import assert_stored
 from tests.support.made_improve import TRIED, made_improve
@@ -97,10 +98,9 @@ class Program:
         record.model_copy(update={"time": {**record.time, "step": step}, "throughput": throughput}).write(
             run / "run.json"
         )
-        CellOutcome.model_validate(
-            {"cell": cell.id, "status": status, "reason": None if status == "ok" else "said why", "run": None,
-             "ended": "", "duration_s": took_s, "exit_code": -9 if killed else 0}
-        ).model_copy(update={"run": f"{cell.id}/version_0"}).write(self.folder / cell.id / "outcome.json")  # fmt: skip
+        reason, exit_code = None if status == "ok" else "said why", -9 if killed else 0
+        ended = outcome(cell.id, status, took_s, reason, run=f"{cell.id}/version_0", exit_code=exit_code)
+        ended.write(self.folder / cell.id / "outcome.json")
 
 
 def improved(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:

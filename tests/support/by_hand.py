@@ -6,7 +6,7 @@ from typing import Any
 from made_environment import made_run
 
 from lm_profiler.record.run_record import Failure, Status
-from lm_profiler.record.sweep_files import Cell, SweepPlan
+from lm_profiler.record.sweep_files import Cell, CellOutcome, SweepPlan
 
 CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
 
@@ -14,6 +14,11 @@ CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x
 def plan(*names: str, **changes: Any) -> SweepPlan:
     cells = [Cell(id=name, overrides={"a.x": name}, repeat=0, arguments=["fit", f"--a.x={name}"]) for name in names]
     return SweepPlan(**{"name": "s", "command": "", "verb": "fit", "seed": 0, "cells": cells, **changes})
+
+
+def outcome(cell: str, status: Any, duration_s: float, reason: str | None = None, **changes: Any) -> CellOutcome:
+    known = {"cell": cell, "status": status, "duration_s": duration_s, "reason": reason}
+    return CellOutcome(**{"run": None, "ended": "", "exit_code": None, **known, **changes})
 
 
 def leave_record(folder: Path, status: Status, cell: str = CELL.id, failure: Failure | None = None) -> None:

@@ -6,12 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from made_environment import made_environment, made_run
+from made_environment import made_contention, made_environment, made_run, made_step
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
-    Contention,
     MemoryFacts,
     MemoryReading,
     ModelFacts,
@@ -34,14 +32,9 @@ CONFIG = {"name": "a", "seed_everything": 0, "model": {"class_path": "LM", "init
 
 def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **options: Any) -> list[StepRow]:
     """A row for each place of the lists in ``parts_s``; before them warm-up steps, all of them ``forward``."""
-    lists = [[0.0] * len(warmup_s) + list(parts_s.get(part, ())) for part in PARTS]
-    lists[PARTS.index("forward")][: len(warmup_s)] = warmup_s
-    count = max(map(len, lists))
-    lists = [values if len(values) == count else [0.0] * count for values in lists]
-    found = []
-    for step, values in enumerate(zip(*lists, strict=True), 1):
-        seconds = (*values, sum(values))
-        found.append(StepRow(step, "warmup" if step <= len(warmup_s) else "measure", seconds, seconds, **options))
+    found = [made_step(step, {"forward": s}, "warmup", **options) for step, s in enumerate(warmup_s, 1)]
+    for values in zip(*parts_s.values(), strict=True):
+        found.append(made_step(len(found) + 1, dict(zip(parts_s, values, strict=True)), **options))
     return found
 
 
@@ -93,15 +86,7 @@ def busy_entry(
     """
     ran_s = [stretch * seconds for seconds in work_s]
     walls_s = [seconds / (1.0 - missed) + asleep_s for seconds in ran_s]
-    counters = StepCounters(
-        rank=0,
-        wall_s=fmean(walls_s),
-        cpu_wait_s=fmean(walls_s) - fmean(ran_s) - asleep_s,
-        asleep_s=asleep_s,
-        cpu_s=fmean(ran_s),
-    )
-    contention = Contention(
-        not_had=missed, had_s=1.0, others_s=10.0, stolen_s=0.0, throttled_s=0.0, waited_s=1.0, pressure=None,
-        involuntary_switches=0, wall_s=2.0, cpus=2,
-    )  # fmt: skip
+    wall, ran = fmean(walls_s), fmean(ran_s)
+    counters = StepCounters(rank=0, wall_s=wall, cpu_wait_s=wall - ran - asleep_s, asleep_s=asleep_s, cpu_s=ran)
+    contention = made_contention(missed, wall_s=2.0, others_s=10.0, waited_s=1.0)
     return entry_of_steps(folder, walls_s, mean_counters=counters, contention=contention, **changes)

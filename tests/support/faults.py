@@ -4,7 +4,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -37,10 +37,11 @@ class Endless(IterableDataset[Tensor]):
 
 
 class Tiny(LightningModule):
-    """A training that anybody can repeat bit for bit."""
+    """A training that anybody can repeat bit for bit; ``acts``, by number of steps, begin the one after so many."""
 
-    def __init__(self) -> None:
+    def __init__(self, acts: Mapping[int, Callable[[], object]] | None = None) -> None:
         super().__init__()
+        self.acts = acts or {}
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
         self.steps = 0
@@ -49,6 +50,8 @@ class Tiny(LightningModule):
         return batch.numel()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.steps in self.acts:
+            self.acts[self.steps]()
         self.steps += 1
         return self.layers(batch).square().mean()
 

@@ -1,8 +1,12 @@
-"""What many tests need of a record and none looks at: the run, the machine, and who shared it."""
+"""What many tests need of a record and none looks at: the run, the machine, who shared it, and steps."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Contention, Environment, RunRecord
+from lm_profiler.record.steps import StepRow
 
 
 def made_environment(**changes: Any) -> Environment:
@@ -21,6 +25,15 @@ def made_run(**facts: Any) -> RunRecord:
         "duration_s": 1.0, "command": "", "config": None,
     }  # fmt: skip
     return RunRecord(**{**fields, **facts})
+
+
+def made_step(
+    step: int, parts_s: Mapping[str, float], stage: str = "measure", host: float = 1.0, **changes: Any
+) -> StepRow:
+    """A step that consists of ``parts_s``; on the host it takes ``host`` times as long."""
+    parts = tuple(parts_s.get(part, 0.0) for part in PARTS)
+    seconds = (*parts, sum(parts))
+    return replace(StepRow(step, stage, seconds, tuple(host * s for s in seconds)), **changes)
 
 
 def made_contention(not_had: float | None, **changes: Any) -> Contention:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from made_environment import made_environment, made_run
+from made_environment import made_environment, made_run, made_step
 
 from lm_profiler.analysis.steps.step_model import steadiness
 from lm_profiler.analysis.steps.summaries import model_of, step_figures
@@ -41,9 +41,8 @@ def rows_of(
     parts = {**USUAL_MS, **(ms or {})}
     rows = []
     for step in range(1, steps + 1):
-        seconds = [parts.get(part, 0.0) * 1e-3 * float(np.exp(noise * rng.standard_normal())) for part in PARTS]
-        times = (*seconds, sum(seconds))
-        rows.append(StepRow(step, "measure", times, times))
+        wobble = {part: float(np.exp(noise * rng.standard_normal())) for part in PARTS}
+        rows.append(made_step(step, {part: ms * 1e-3 * wobble[part] for part, ms in parts.items()}))
     return rows
 
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from made_environment import made_environment
+from made_environment import made_environment, made_step
 
 from lm_profiler.analysis.steps.summaries import model_of, summaries, throughput
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Failure,
     Flops,
@@ -29,12 +28,10 @@ def made_rows(forward_s: float = FORWARD_S, steps: int = 25) -> list[StepRow]:
     """The first step takes a second; the others what the parts say, with ±1 % on the forward pass."""
     rows = []
     for step in range(1, steps + 1):
-        parts = dict.fromkeys(PARTS, 0.0)
         wobble = (0.0, 0.01, -0.01, 0.0)[step % 4]  # of 20 steps the mean is the median
-        parts |= {"forward": forward_s * (1 + wobble), "backward": 5e-3, "other": 2e-3 if step > 1 else 1.0}
-        seconds = (*parts.values(), sum(parts.values()))
+        parts = {"forward": forward_s * (1 + wobble), "backward": 5e-3, "other": 2e-3 if step > 1 else 1.0}
         stage = "warmup" if step <= WARMUP else "measure"
-        rows.append(StepRow(step, stage, seconds, tuple(s / 2 for s in seconds), 512, (2**31, 2**31, 2**30)))
+        rows.append(made_step(step, parts, stage, host=0.5, tokens=512, memory=(2**31, 2**31, 2**30)))
     return rows
 
 

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from made_environment import made_environment
+from made_environment import made_environment, made_step
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Flops, RunRecord, Settings
-from lm_profiler.record.steps import StepRow
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 
@@ -29,8 +27,7 @@ def evidence_of(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -
     rows = []
     for number, step in enumerate(steps_ms, 1):
         parts = step if isinstance(step, Mapping) else {"forward": step}
-        seconds = tuple(parts.get(part, 0.0) * 1e-3 for part in PARTS)
-        rows.append(StepRow(number, "measure", (*seconds, sum(seconds)), (*seconds, sum(seconds))))
+        rows.append(made_step(number, {part: ms * 1e-3 for part, ms in parts.items()}))
     known = {"environment": CPU, "settings": Settings(precision="32-true", cores=2), "between_steps_s": 0.0}
     return Evidence(rows=rows, steps_planned={"measure": len(rows)}, **{**known, **found})
 

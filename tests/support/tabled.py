@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compared import ENVIRONMENT, MODEL, record
+import compared
+from by_hand import outcome
+from made_environment import made_step
 
 from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Failure
-from lm_profiler.record.steps import StepRow, StepTable, write_steps
-from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
+from lm_profiler.record.steps import StepRow
+from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, SweepPlan
 
 Steps = Sequence[tuple[float, float]]
 """Seconds of forward and backward, a pair a step."""
@@ -22,9 +23,8 @@ def step_rows(measured: Steps, warmup: Steps = ()) -> list[StepRow]:
     """Rows of ``warmup`` and then of ``measured`` steps, which consist of their two phases alone."""
     found = []
     for number, (forward_s, backward_s) in enumerate([*warmup, *measured], 1):
-        parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
-        seconds = (*parts.values(), forward_s + backward_s)
-        found.append(StepRow(number, "warmup" if number <= len(warmup) else "measure", seconds, seconds))
+        stage = "warmup" if number <= len(warmup) else "measure"
+        found.append(made_step(number, {"forward": forward_s, "backward": backward_s}, stage))
     return found
 
 
@@ -51,44 +51,36 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
     size = PRESETS[options.get("size", "small")]
     counts = {"parameters": size.num_parameters(), "parameters_without_embedding": size.num_parameters(False)}
     known = {
-        "environment": ENVIRONMENT.model_copy(update={"device_type": device[0], "device_name": device[1]}),
-        "model": MODEL.model_copy(update={**counts, "precision": options.get("precision", "32-true")}),
-        "steps": {"warmup": len(warmup), "measure": len(measured)},
+        "environment": compared.ENVIRONMENT.model_copy(update={"device_type": device[0], "device_name": device[1]}),
+        "model": compared.MODEL.model_copy(update={**counts, "precision": options.get("precision", "32-true")}),
         "time": summaries(rows, "device", model_of(rows, keeps_all_steps=True)) if rows else {},
         "host_time": summaries(rows, "host", model_of(rows, keeps_all_steps=True)) if rows else {},
         "memory": None,
         "throughput": None,
     }
     failure = None if message is None else Failure(phase="backward", step=1, type="Error", message=message)
-    return {
-        **known,
-        "name": options.pop("name", "run"),
-        "status": status,
-        "failure": failure,
-        "config": config(**options),
-    }
+    name = options.pop("name", "run")
+    return {**known, "name": name, "status": status, "failure": failure, "config": config(**options)}
 
 
 def run(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -> Entry:
     """A run that is on no disk; see ``facts``."""
-    found = Entry(Path(folder), record(**facts(measured, warmup, **options)))
-    found.__dict__["rows"] = StepTable.from_rows(
-        step_rows(measured, warmup)
-    )  # where the cached property would keep what it read
-    return found
+    return compared.entry(folder, step_rows(measured, warmup), **facts(measured, warmup, **options))
 
 
 def write(folder: Path, measured: Steps = (), warmup: Steps = (), **options: Any) -> Path:
     """The same on the disk."""
-    folder.mkdir(parents=True)
-    record(**facts(measured, warmup, **options)).write(folder / "run.json")
-    write_steps(folder / "steps.csv", step_rows(measured, warmup))
-    return folder
+    return compared.write(folder, step_rows(measured, warmup), **facts(measured, warmup, **options))
 
 
-def write_sweep(folder: Path, cells: Sequence[tuple[dict[str, str], int, str, Path | None]]) -> Path:
+def write_sweep(
+    folder: Path, cells: Sequence[tuple[dict[str, str], int, str, Path | None]], names: Sequence[str] = ()
+) -> Path:
     """A sweep of ``cells``: overrides, repeat, how it ended (``missing``: it was not tried), and its run."""
-    planned = [Cell(id=f"cell{at}", overrides=c[0], repeat=c[1], arguments=["fit"]) for at, c in enumerate(cells)]
+    names = names or [f"cell{at}" for at in range(len(cells))]
+    planned = [
+        Cell(id=name, overrides=of[0], repeat=of[1], arguments=["fit"]) for name, of in zip(names, cells, strict=True)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=planned).write(folder / PLAN_FILE)
     for cell, (_, _, status, at) in zip(planned, cells, strict=True):
@@ -96,7 +88,6 @@ def write_sweep(folder: Path, cells: Sequence[tuple[dict[str, str], int, str, Pa
             continue
         (folder / cell.id).mkdir(exist_ok=True)
         where = None if at is None else str(at.relative_to(folder))
-        left = {"reason": None if status == "ok" else f"it was {status}", "ended": "", "duration_s": 1.0}
-        outcome = CellOutcome(cell=cell.id, status=status, run=where, exit_code=0, **left)
-        outcome.write(folder / cell.id / OUTCOME_FILE)
+        reason = None if status == "ok" else f"it was {status}"
+        outcome(cell.id, status, 1.0, reason, run=where, exit_code=0).write(folder / cell.id / OUTCOME_FILE)
     return folder

@@ -6,20 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import plan
+from by_hand import outcome, plan
 from rich.console import Console
 from stored_texts import assert_stored
 
-from lm_profiler.record.sweep_files import Cell, CellOutcome, CellStatus
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.sweep.display import Display, stage_of
 
 CELLS = plan("a[b]", "b", "c", "d").cells
-
-
-def outcome(cell: str, status: CellStatus, duration_s: float, reason: str | None = None) -> CellOutcome:
-    return CellOutcome(
-        cell=cell, status=status, reason=reason, run=None, ended="", duration_s=duration_s, exit_code=None
-    )
 
 
 def display_of(

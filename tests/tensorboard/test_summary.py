@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_hand import outcome
 from made_runs import FORWARD_S, made_entry, made_record
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -15,7 +16,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.sweep_files import Cell, CellOutcome
+from lm_profiler.record.sweep_files import Cell
 from lm_profiler.tensorboard.summary import write_hparams
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
@@ -62,12 +63,9 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     small = made_record({"model.size": "small", "model.compile": "true"}, forward_s=FORWARD_S)
     large = made_record({"model.size": "large", "model.num_layers": "7"}, status="oom")
     cell = Cell(id="c2", overrides={"model.size": "xl", "data.context_length": "512"}, repeat=0, arguments=["fit"])
-    outcome = CellOutcome(
-        cell="c2", status="timeout", reason="600 s", run=None, ended="", duration_s=600.0, exit_code=None
-    )
     write_hparams(Entry(tmp_path / "a" / "version_0", small))
     write_hparams(Entry(tmp_path / "a" / "version_1", large))
-    write_hparams(Entry(tmp_path / "c2", None, cell, outcome))
+    write_hparams(Entry(tmp_path / "c2", None, cell, outcome("c2", "timeout", 600.0, "600 s")))
 
     found = sessions(ask)
     assert set(found) == {"a/version_0", "a/version_1", "c2"}

@@ -2,22 +2,18 @@
 
 import numpy as np
 import pytest
+from made_environment import made_step
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.level_check import level_check_note
 from lm_profiler.analysis.steps.step_model import fit
-from lm_profiler.record.quantities import TIMED
-from lm_profiler.record.steps import UNKNOWN, StepRow
+from lm_profiler.record.steps import StepRow
 
 MEASURED, LATER = 40, 3
 
 
 def rows(times_s: NDArray[np.float64], first: int, stage: str) -> list[StepRow]:
-    made = []
-    for step, seconds in enumerate(times_s.tolist(), start=first):
-        parts = tuple(seconds if part in ("forward", "step") else 0.0 for part in TIMED)
-        made.append(StepRow(step, stage, parts, parts, None, UNKNOWN, 0))
-    return made
+    return [made_step(step, {"forward": seconds}, stage) for step, seconds in enumerate(times_s.tolist(), first)]
 
 
 def noted(times_s: NDArray[np.float64]) -> list[str]:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_environment import made_step
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.steps.odd_step_causes import with_causes
 from lm_profiler.analysis.steps.summaries import model_of, odd_steps
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
@@ -23,8 +23,7 @@ USUAL: dict[str, Any] = {
 def step(number: int, part: str = "forward", more_s: float = 0.0, rank: int = 0) -> StepRow:
     seconds = {"data": 0.02, "forward": 0.08}
     seconds[part] = seconds.get(part, 0.0) + more_s
-    times = tuple(seconds.get(name, 0.0) for name in PARTS)
-    return StepRow(number, "measure", (*times, sum(times)), (*times, sum(times)), rank=rank)
+    return made_step(number, seconds, rank=rank)
 
 
 def explained(

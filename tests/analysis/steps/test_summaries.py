@@ -1,9 +1,11 @@
 """Figures from rows, against the statistics of the standard library."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from made_environment import made_step
 from stored_texts import assert_stored
 from tabled import run, step_rows
 
@@ -28,13 +30,10 @@ from lm_profiler.record.run_record import LoaderFacts, Steadiness, Throughput, T
 from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable
 
 
-def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options: object) -> StepRow:
+def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options: Any) -> StepRow:
     """Forward, backward, and 2 ms of other; on the host a tenth of it."""
-    ms = {"forward": forward_ms, "backward": backward_ms, "other": 2.0}
-    seconds = [ms.get(part, 0.0) * 1e-3 for part in PARTS]
-    seconds.append(sum(seconds))
-    host = tuple(s / 10 for s in seconds)
-    return StepRow(step, **{"stage": "measure", "seconds": tuple(seconds), "host_seconds": host, **options})
+    seconds = {"forward": forward_ms / 1000, "backward": backward_ms / 1000, "other": 2e-3}
+    return made_step(step, seconds, host=0.1, **options)
 
 
 def times_of(rows: list[StepRow]) -> dict[str, TimeSummary]:
