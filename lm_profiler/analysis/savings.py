@@ -1427,12 +1427,21 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             high_s=tolerance * saves_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
             phase=max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase)),
-            owner=operators.function,
-            file=operators.file,
-            line=operators.line,
             what=operators.what,
             facts=facts,
+            **_line_of_operators(operators),
         )
+
+
+def _line_of_operators(operators: NeedlessOperators) -> dict[str, Any]:
+    """Return the fields of a finding that name the line of ``operators``; empty if the reason is the whole model."""
+    if operators.reason == "double":
+        return {}
+    return {
+        "owner": operators.function,
+        "file": operators.file,
+        "line": operators.line,
+    }
 
 
 def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
