@@ -35,11 +35,12 @@ from lm_profiler.analysis.hardware.roofline import (
     with_uses_by_dtype,
 )
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.savings import findings_of
+from lm_profiler.analysis.savings import CLOSURE_OPTIMIZER, findings_of
 from lm_profiler.analysis.steps.level_check import level_check_note
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.step_model import StepModel, steadiness
 from lm_profiler.analysis.steps.summaries import (
+    BatchCount,
     MeanCounts,
     changed_batches_note,
     lasting_step_s,
@@ -126,6 +127,32 @@ class RunSteps:
         return mean_counts(
             self.evidence.batch_counts[:1], self.timed.step.tolist()
         ).batches
+
+    @property
+    def batches_note(self) -> list[str]:
+        """A note if the number of batches per step changes on rank 0."""
+        rank_counts: Sequence[BatchCount] = ()
+        if self.evidence.batch_counts:
+            rank_counts = self.evidence.batch_counts[0]
+        last_step = int(self.timed.step.max()) if len(self.timed) else 0
+        return changed_batches_note(rank_counts, last_step, self.counts.batches)
+
+    @cached_property
+    def has_unknown_batches(self) -> bool:
+        """Whether calls of the model counted as batches, because no loader was seen, although they seem to be none.
+
+        Their number then differs from step to step, as in reinforcement learning, or the optimizer makes several calls
+        with the same batch.
+        """
+        evidence = self.evidence
+        settings = evidence.settings
+        has_loader = settings is None or settings.restarts_loader is not None
+        if evidence.loop == "Trainer" or has_loader:
+            return False
+        optimizers: Sequence[str] = ()
+        if evidence.model is not None:
+            optimizers = evidence.model.optimizers
+        return CLOSURE_OPTIMIZER in optimizers or bool(self.batches_note)
 
     @cached_property
     def short_steps(self) -> dict[int, int]:
@@ -218,7 +245,7 @@ class RunSteps:
         """A note if batches of the measured steps differ in size from those whose work was counted."""
         evidence = self.evidence
         counts = self.counts
-        if evidence.flops is None:
+        if evidence.flops is None or self.has_unknown_batches:
             return []
         if (
             not counts.elements
@@ -309,11 +336,10 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
     """Return the figures of the measured steps: their times, throughput, counters and course."""
     evidence = run.evidence
     samples = None
-    if evidence.ranks_heard == evidence.world_size:
+    if evidence.ranks_heard == evidence.world_size and not run.has_unknown_batches:
         samples = run.counts.samples
-    last_step = int(run.timed.step.max()) if len(run.timed) else 0
-    rank_counts = evidence.batch_counts[0] if evidence.batch_counts else []
-    notes += changed_batches_note(rank_counts, last_step, run.counts.batches)
+    if not run.has_unknown_batches:
+        notes += run.batches_note
     figures = step_figures(run.steps, run.model, samples)
     if evidence.ranks_heard == evidence.world_size:
         step_s = figures["time"]["step"].mean

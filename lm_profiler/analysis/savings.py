@@ -70,7 +70,7 @@ _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
 # calls the model and backward itself, several times per step
-_CLOSURE_OPTIMIZER = "LBFGS"
+CLOSURE_OPTIMIZER = "LBFGS"
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 _DISPATCH_MODE = (
     "PythonDispatchMode"  # torch's name of the code of such a mode in a trace
@@ -1163,7 +1163,7 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
     if floor is None or not floor.flops:
         return
     model = costs.record.model
-    if model is not None and _CLOSURE_OPTIMIZER in model.optimizers:
+    if model is not None and CLOSURE_OPTIMIZER in model.optimizers:
         return  # the products are those of the model, which the optimizer calls
     # Without a waterfall, the whole optimizer counts: its products are most of it.
     products_s = costs.regular_s("optimizer", clock="time")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_trace import cuda_step, kernel_table
+from made_parts import made_model
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
 from stored_texts import assert_stored
 
@@ -13,7 +14,16 @@ from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, RunRecord, StepCounters, Telemetry
+from lm_profiler.record.run_record import (
+    Floor,
+    FlopRate,
+    LoaderFacts,
+    Rates,
+    RunRecord,
+    Settings,
+    StepCounters,
+    Telemetry,
+)
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
 
@@ -84,6 +94,30 @@ def test_utilisation_by_hand() -> None:
     assert record.utilisation.mfu == pytest.approx(300 / MEAN_S / 60_000)
     assert record.utilisation.of_ceiling == pytest.approx(360 / MEAN_S / 72_000)
     assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
+
+
+@pytest.mark.parametrize(
+    "has_loader, calls, optimizer, samples",
+    [
+        (False, [3, 2, 3], "Adam", None),  # as in reinforcement learning, whose calls have one observation or many
+        (True, [3, 2, 3], "Adam", 8 * 17 / 6),
+        (False, [3, 3, 3], "Adam", 24),  # as in a loop that accumulates gradients
+        (False, [20, 20, 20], "LBFGS", None),  # calls the model with the same batch several times
+    ],
+)
+def test_calls_that_are_no_batches_do_not_count(
+    has_loader: bool, calls: list[int], optimizer: str, samples: float | None
+) -> None:
+    """Without a loader, each call of the model is taken for a batch, here of 8 samples."""
+    counts = [BatchCount(step, number, 8 * number) for step, number in zip((1, 3, 4), calls, strict=True)]
+    settings = Settings(restarts_loader=False if has_loader else None)
+    record = recorded(
+        LEVEL[:6], loop="own", batch_counts=[counts], settings=settings, model=made_model(optimizers=[optimizer])
+    )
+    known = None if samples is None else round(samples)
+    assert record.throughput.samples_per_step == known
+    notes = [note for note in record.notes if "batches" in note]
+    assert len(notes) == has_loader
 
 
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------
