@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
-_FORWARD = "forward"
+_FORWARD, _BACKWARD = "forward", "backward"
 # operators of layers that are no matrix products
 _LAYERS = (
     "aten::embedding",
@@ -44,7 +44,7 @@ _LOG_SOFTMAX = "aten::_log_softmax"
 _COPIES = ("aten::_to_copy", "aten::clone")
 # the largest share of a place's time in layers and losses
 _MOST_IN_LAYERS = 0.05
-# the smallest share of the time of all operators that a place must have
+# the smallest share of the operators of forward and backward that a place must have, by their time
 _LEAST_SHARE = 0.15
 _WHOLE_FUNCTION = 0  # stands for a whole function, in place of the number of a line
 
@@ -62,7 +62,7 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     """Return the costliest place without layers or losses.
 
     A place is a line or a function, with all that it calls. Returns None if the place takes less than 15 % of the time
-    of all operators. ``attention`` are the calls of attention, which counts as a layer.
+    of the operators of forward and backward. ``attention`` are the calls of attention, which counts as a layer.
     """
     layers = _calls_of_layers(step).union(attention)
     layers_and_losses = layers | _calls_of_losses(step)
@@ -87,7 +87,8 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
                 calls_by_place[place].append(number)
                 break
     costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
-    least_s = _LEAST_SHARE * sum(step.phase_s.values())
+    model_s = step.phase_s.get(_FORWARD, 0.0) + step.phase_s.get(_BACKWARD, 0.0)
+    least_s = _LEAST_SHARE * model_s
     if costliest is None or seconds[costliest] < least_s:
         return None
     calls_of_place = calls_by_place[costliest]
