@@ -187,6 +187,11 @@ ITERATED_DATASET = PrivateName(
     "tells which of several loaders a loop iterates over",
     "settings of that loader unknown",
 )
+WEIGHT_VERSION = PrivateName(
+    "Parameter._version",
+    "shows whether the weights of a module without optimizer change",
+    "its calls count as those of a constant model",
+)
 READY = PrivateName(
     "_MultiProcessingDataLoaderIter._data_queue",
     "counts prefetched batches",

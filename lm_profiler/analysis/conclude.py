@@ -764,6 +764,20 @@ def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 # The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
 # note begins with its name.
+def _unmarked_forward(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Add a note if the program calls the forward pass of its model directly, so that it is in no phase."""
+    functions: dict[str, str] = {}  # the line, by the function
+    for row in record.python_times:
+        if row.forward == "unmarked":
+            functions.setdefault(row.function, f"{Path(row.file).name}:{row.line}")
+    for function, line in functions.items():
+        notes.append(
+            f"{function} ({line}) is called directly, so its time counts as other: call the module itself, such as "
+            "model(batch) instead of model.forward(batch)"
+        )
+    return {}
+
+
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
     ("figures", _times_of_steps),
@@ -774,6 +788,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("memory", _memory),
     ("energy", _energy),
     ("owners of other", _owners),
+    ("forward passes without a mark", _unmarked_forward),
     ("utilisation", _utilisation),
     ("who waits for whom", _ranks),
     ("rates", _rates),

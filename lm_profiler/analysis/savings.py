@@ -33,6 +33,7 @@ from lm_profiler.record.run_record import (
     VALIDATION,
     Finding,
     FindingName,
+    ForwardKind,
     NeedlessKind,
     NeedlessOperators,
     NeedlessReason,
@@ -356,7 +357,25 @@ class StepCosts:
             "owner": longest.outer_function,
             "file": longest.file,
             "line": longest.line,
+            "facts": _facts_of_forward(longest.forward),
         }
+
+    def main_untrained_call(self) -> dict[str, Any]:
+        """Return the fields of ``main_outer_call`` if that is a call of a module that no optimizer trains; or empty."""
+        fields = self.main_outer_call()
+        return fields if fields.get("facts") else {}
+
+    @property
+    def calls_model_unmarked(self) -> bool:
+        """Whether most of ``other`` is the forward pass of a trained module that the program calls without a mark."""
+        unmarked_s = 0.0
+        total_s = 0.0
+        for row in self.record.python_times:
+            if row.phase == "other":
+                total_s += row.seconds
+                if row.forward == "unmarked":
+                    unmarked_s += row.seconds
+        return unmarked_s > 0.5 * total_s
 
     def finding(
         self, name: FindingName, saves_s: float, may: bool = False, **fields: Any
@@ -379,7 +398,13 @@ def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
         "file": longest.file,
         "line": longest.line,
         "what": longest.what,
+        "facts": _facts_of_forward(longest.forward),
     }
+
+
+def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:
+    """Return the facts of a finding about a function; ``kind`` is how it is called, if it is a forward pass."""
+    return {"untrained": 1.0} if kind == "untrained" else {}
 
 
 def _short_operators_s(term: Term, phase: str) -> float:
@@ -616,6 +641,9 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         """Return whether ``action`` belongs neither to this profiler nor to the loop, and is in no other finding."""
         if action.owner == OURS or _belongs_to_loop(action):
             return False
+        is_gap = not action.owner
+        if is_gap and costs.calls_model_unmarked:
+            return False
         is_checkpoint = (
             action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
         )
@@ -639,6 +667,8 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
             fields = costs.main_line("other", seconds) or costs.main_outer_call()
+            if fields.get("facts"):  # an inner module of one that is not trained
+                fields = costs.main_untrained_call() or fields
             if fields:
                 fields["what"] = fields["owner"]
         fields["phase"] = "other"

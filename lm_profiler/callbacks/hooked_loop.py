@@ -248,7 +248,10 @@ class HookedLoop:
 
     def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
         return GapsWatch(
-            timeline=timeline, is_compiled=lambda: self.is_compiled, steps=steps
+            timeline=timeline,
+            is_compiled=lambda: self.is_compiled,
+            modules=lambda: self.modules,
+            steps=steps,
         )
 
     def loader_watch(self) -> Instrument | None:

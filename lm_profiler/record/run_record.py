@@ -521,6 +521,11 @@ class OwnedTime(Part):
 PRINTING = "printing of tensors"  # the kind of code that makes the text of a tensor
 
 
+# How the forward pass of a module is called outside of all phases: without a call of the module, which would be marked,
+# although an optimizer trains it; or without gradients, of a module that no optimizer trains.
+ForwardKind = Literal["unmarked", "untrained"]
+
+
 class PythonTime(Part):
     """A line of the program and its own time in one step, without operators that torch's own modules call."""
 
@@ -539,6 +544,9 @@ class PythonTime(Part):
         "time of the line in one step, without the program's functions that it calls",
     )
     calls: int = figure("calls", "count", "how often the line was entered in that step")
+    forward: Annotated[ForwardKind | None, Newer] = (
+        None  # None for other functions, and if unknown
+    )
 
     @property
     def is_c_function(self) -> bool:
@@ -558,6 +566,9 @@ class OuterCall(Part):
         "time, callees included",
         "ms",
         "time of the call with everything that it calls, in one step; too high, because tracing slows its code down",
+    )
+    forward: Annotated[ForwardKind | None, Newer] = (
+        None  # None for other functions, and if unknown
     )
 
 

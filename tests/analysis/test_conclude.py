@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_trace import cuda_step, kernel_table
+from made_facts import line
 from made_parts import made_model
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
 from stored_texts import assert_stored
@@ -118,6 +119,12 @@ def test_calls_that_are_no_batches_do_not_count(
     assert record.throughput.samples_per_step == known
     notes = [note for note in record.notes if "batches" in note]
     assert len(notes) == has_loader
+
+
+def test_a_note_names_the_forward_pass_that_is_called_without_a_mark() -> None:
+    call = line(28.0, what="torch", phase="other").model_copy(update={"forward": "unmarked"})
+    (note,) = recorded(LEVEL, loop="own", python_times=[call, call]).notes
+    assert note.startswith("Net.forward (net.py:12) is called directly, so its time counts as other: ")
 
 
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------

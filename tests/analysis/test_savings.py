@@ -282,6 +282,27 @@ def test_a_gap_that_one_of_three_steps_had_is_not_that_of_every_step(
     assert sum(saved_s) == pytest.approx(saves_ms * 1e-3)
 
 
+@pytest.mark.parametrize(
+    "forward, text",
+    [
+        (
+            None,
+            "Do less work between zero_grad and forward, or do it less often: most of the time is spent in ",
+        ),
+        ("untrained", "Call Net.forward (net.py:12) less often: it is not trained."),
+        ("unmarked", None),  # the model itself, for which there is a note
+    ],
+)
+def test_the_advice_about_a_forward_pass_in_a_gap_depends_on_the_module(forward: Any, text: str | None) -> None:
+    gap = OwnedTime(owner="", action="between zero_grad and forward", seconds=0.03, calls=1.0, in_steps=3)
+    gaps = OtherByOwner(steps=3, seconds=0.03, actions=[gap])
+    call = line(28.0, what="torch", phase="other").model_copy(update={"forward": forward})
+    record = made({"other": 30.0}, other_by_owner=gaps, python_times=[call], loop="own")
+    owners = [remedy_of(finding, record) for finding in findings_of(record) if finding.name == "owner"]
+    assert len(owners) == (text is not None)
+    assert "".join(owners).startswith(text or "")
+
+
 def test_each_gap_of_a_loop_stands_for_itself_and_the_line_is_that_of_the_longest() -> None:
     gaps = OtherByOwner(
         steps=3,

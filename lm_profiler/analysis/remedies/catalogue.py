@@ -543,6 +543,12 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
             f"Make {_place(finding)} faster, for example with foreach operators: "
             "most of the optimizer's time is spent there."
         )
+    if finding.facts.get("untrained"):
+        place = f"{finding.what} {_line_of(finding)}".strip()
+        return (
+            f"Call {place} less often: it is not trained. If its weights stay the same, keep its outputs for data that "
+            "repeats, or use a smaller model."
+        )
     owner = finding.owner or ""
     is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
     action = owner if is_gap else f"in {owner}"

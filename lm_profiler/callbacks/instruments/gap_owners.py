@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import nn
 
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
 from lm_profiler.measure.clocks import tape
@@ -52,11 +54,20 @@ class GapsWatch(OwnersInstrument):
 
     # returns whether the model is compiled; called once the model exists
     is_compiled: Callable[[], bool]
+    # returns the modules that the optimizers of the loop train
+    modules: Callable[[], Sequence[nn.Module]]
 
     def start(self) -> None:
         """Begin to time the gaps, and the program's lines unless the step is compiled."""
         owners = GapOwners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not self.is_compiled():  # a compiled step runs hardly any Python
-            self._follow_lines(owners)
+            self._follow_lines(owners, self._is_trained)
         self.observe(self.timeline, owners.observe)
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Return whether ``module`` is one of the trained modules, or inside of one."""
+        parts: list[nn.Module] = []
+        for trained in self.modules():
+            parts += trained.modules()
+        return any(part is module for part in parts)

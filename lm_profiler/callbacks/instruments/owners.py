@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from lm_profiler.analysis.steps.step_model import fit
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
@@ -271,10 +273,18 @@ class OwnersInstrument(Instrument):
         self.discard()
         return self._owners.facts()
 
-    def _follow_lines(self, owners: Owners) -> None:
-        """Make ``owners`` follow the program's Python in the last step of the stage."""
+    def _follow_lines(
+        self, owners: Owners, is_trained: Callable[[nn.Module], bool] | None = None
+    ) -> None:
+        """Make ``owners`` follow the program's Python in the last step of the stage.
+
+        ``is_trained`` returns whether an optimizer trains a module; None if that is not known.
+        """
         owners.python_times = PythonTimes(
-            lambda: owners.code, self.timeline.clock, guard=self.guard
+            lambda: owners.code,
+            self.timeline.clock,
+            guard=self.guard,
+            is_trained=is_trained,
         )
         self._undo.callback(owners.python_times.stop)
 

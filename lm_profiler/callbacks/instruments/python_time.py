@@ -10,14 +10,23 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
+import torch
+from torch import nn
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OTHER
 from lm_profiler.measure.user_code import LIGHTNING, OURS, TORCH, package_of
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import PRINTING, OuterCall, PythonTime
+from lm_profiler.record.run_record import (
+    PRINTING,
+    ForwardKind,
+    OuterCall,
+    PythonTime,
+)
+from lm_profiler.torch_names import WEIGHT_VERSION
 
 # The most calls and returns that are followed in a step. Each costs one or two microseconds, so the step takes at most
 # 0.4 s longer.
@@ -70,6 +79,17 @@ class _RunningCall(NamedTuple):
     begin_ns: int
 
 
+class _ForwardCall(NamedTuple):
+    """The first call of the forward pass of a module outside of all phases."""
+
+    module_ref: Callable[[], nn.Module | None]
+    is_direct: (
+        bool  # whether the program's code calls it, and not the module's ``__call__``
+    )
+    has_gradients: bool
+    weight_versions: tuple[int, ...]  # how often each weight had been changed
+
+
 _OUTERMOST = _FollowedCall(owner=None, activity="")  # the bottom of the stack
 
 
@@ -90,6 +110,10 @@ class PythonTimes:
     # returns the nanoseconds that this thread ran
     thread_clock: Callable[[], int] = time.thread_time_ns
     guard: Guard = UNGUARDED  # guards what training calls here
+    # returns whether an optimizer trains a module; None if that is not known
+    is_trained: Callable[[nn.Module], bool] | None = None
+    # by file and function: forward passes that are called outside of all phases
+    _forward_calls: dict[tuple[str, str], _ForwardCall] = field(default_factory=dict)
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # the times by phase, line and activity
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(
@@ -198,7 +222,40 @@ class PythonTimes:
         is_inner_function = frame.f_code.co_name.startswith("<")
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
+        if self.phase() == OTHER and frame.f_code.co_name == "forward":
+            self._note_forward(frame)
         return _FollowedCall(frame, _PYTHON)
+
+    def _note_forward(self, frame: FrameType) -> None:
+        """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""
+        file, _, function = _line_of(frame)
+        arguments = frame.f_code.co_varnames
+        module = frame.f_locals.get(arguments[0]) if arguments else None
+        caller = frame.f_back
+        is_known = (file, function) in self._forward_calls
+        if is_known or caller is None or not isinstance(module, nn.Module):
+            return
+        self._forward_calls[file, function] = _ForwardCall(
+            module_ref=ref(module),
+            is_direct=not package_of(caller.f_code.co_filename),
+            has_gradients=torch.is_grad_enabled(),
+            weight_versions=_weight_versions(module),
+        )
+
+    def _forward_kind(self, file: str, function: str) -> ForwardKind | None:
+        """Return how ``function`` is called, if it is a forward pass outside of all phases; None if unknown."""
+        call = self._forward_calls.get((file, function))
+        module = None if call is None else call.module_ref()
+        if call is None or module is None or self.is_trained is None:
+            return None
+        if self.is_trained(module):
+            is_unmarked = call.is_direct and call.has_gradients
+            return "unmarked" if is_unmarked else None
+        # A mean of models, or the target of reinforcement learning, changes at each step.
+        is_constant = call.weight_versions == _weight_versions(module)
+        if call.has_gradients or not is_constant:
+            return None
+        return "untrained"
 
     def _call_of_c(self, function: Any) -> _FollowedCall:
         """Return which line and activity get the time of a C ``function``.
@@ -255,7 +312,11 @@ class PythonTimes:
         for (phase, line, activity), own_s in seconds.items():
             if own_s > 0.0:
                 calls_of_line = calls[phase, line, activity]
-                rows.append(_row(phase, line, activity, own_s, calls_of_line))
+                row = _row(phase, line, activity, own_s, calls_of_line)
+                if phase == OTHER:
+                    forward = self._forward_kind(row.file, row.function)
+                    row = row.model_copy(update={"forward": forward})
+                rows.append(row)
         rows.sort(key=attrgetter("seconds"), reverse=True)
         return rows[:_MOST_LINES]
 
@@ -274,6 +335,7 @@ class PythonTimes:
                         file=file,
                         line=number,
                         seconds=ns * 1e-9,
+                        forward=self._forward_kind(file, function),
                     )
                 )
         calls.sort(key=attrgetter("seconds"), reverse=True)
@@ -484,6 +546,13 @@ def _small_calls() -> None:
 
 def _returned(value: int, *, unchanged: bool = True) -> int:
     return value if unchanged else 0
+
+
+def _weight_versions(module: nn.Module) -> tuple[int, ...]:
+    """Return how often each weight of ``module`` has been changed in place."""
+    return tuple(
+        WEIGHT_VERSION.get_or(parameter, 0) for parameter in module.parameters()
+    )
 
 
 def _line_of(frame: FrameType) -> Line:

@@ -23,7 +23,7 @@ from lm_profiler.measure.user_code import package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PythonTime
 
-FORWARD = PARTS.index("forward")
+FORWARD, OTHER = PARTS.index("forward"), PARTS.index("other")
 
 
 def followed(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> list[PythonTime]:
@@ -183,6 +183,43 @@ def test_operators_that_a_line_calls_itself_are_torch_and_packages_have_names(mo
     }
     monkeypatch.setitem(sys.modules, "nets_of_others.layers", SimpleNamespace(torch=torch))
     assert {file: package_of(file) for file in packages} == packages
+
+
+def call(net: Net) -> None:
+    net(torch.ones(1, 8))
+
+
+def call_forward(net: Net) -> None:
+    net.forward(torch.ones(1, 8))
+
+
+def call_and_change(net: Net) -> None:
+    net(torch.ones(1, 8))
+    net.layer.weight.mul_(0.9)
+
+
+@pytest.mark.parametrize(
+    "run, is_trained, has_gradients, kind",
+    [
+        (call_forward, True, True, "unmarked"),
+        (call_forward, True, False, None),  # acts, for example
+        (call, True, True, None),
+        (call, False, False, "untrained"),  # a teacher
+        (call_and_change, False, False, None),  # a mean of models
+        (call, False, True, None),  # may judge what the model makes
+    ],
+)
+def test_how_a_forward_pass_outside_of_all_phases_is_called(
+    run: Callable[[Net], None], is_trained: bool, has_gradients: bool, kind: str | None
+) -> None:
+    net = Net()
+    times = PythonTimes(lambda: OTHER, time.perf_counter_ns, is_trained=lambda module: is_trained and module is net)
+    with torch.set_grad_enabled(has_gradients):
+        times.start()
+        run(net)
+        times.stop()
+    rows = [row for row in times.shares() if row.function.rpartition(".")[2] == "forward"]
+    assert {row.forward for row in rows} == {kind}
 
 
 def test_the_text_of_a_tensor_is_printing_with_the_operators_that_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
