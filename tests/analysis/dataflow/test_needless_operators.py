@@ -508,6 +508,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (decoder, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (dead_activations, "zeros"),
+        (sparse_activations, "zeros"),
     ],
 )
 def test_what_has_no_remedy_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor], reason: str) -> None:
@@ -534,8 +535,8 @@ def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:
 
 @pytest.mark.parametrize(
     "needed",
-    [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations,
-     recurrent, layer_on_each_token, teacher, dead_units, steered, gradient_penalty],
+    [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, recurrent,
+     layer_on_each_token, teacher, dead_units, steered, gradient_penalty],
 )  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []
