@@ -103,20 +103,29 @@ def user_line(
 
 
 def user_lines(
-    innermost: FrameType, inside: Collection[CodeType] = ()
+    innermost: FrameType,
+    inside: Collection[CodeType] = (),
+    callees_left_out: CodeType | None = None,
 ) -> list[tuple[str, int, str]]:
     """Return file, number and function of all lines of the program's code on the stack, the outermost first.
 
-    The search stops at a Lightning loop, and at the first function whose code is in ``inside``.
+    The search stops at a Lightning loop, and at the first function whose code is in ``inside``. If lines are left
+    without what a function with the code ``callees_left_out`` calls, only these are returned.
     """
-    lines = []
+    lines: list[tuple[str, int, str]] = []
+    left_out: list[tuple[str, int, str]] = []
     for frame, line in walk_stack(innermost):
         if frame.f_code in inside:
             break
+        if frame.f_code is callees_left_out:
+            left_out += lines
+            lines = []
         file = frame.f_code.co_filename
         if not package_of(file):
             lines.append((file, line, frame.f_code.co_name))
         elif _is_of_loop(file):
             break
+    if not lines:
+        lines = left_out
     lines.reverse()
     return lines

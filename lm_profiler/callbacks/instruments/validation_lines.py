@@ -7,6 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from threading import Event, Thread, get_ident
+from types import FrameType
+
+from torch import nn
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -70,10 +73,18 @@ class ValidationLines(Instrument):
             while not is_over() and self._timeline.is_outside_for(VALIDATION):
                 frame = sys._current_frames().get(self._training_thread)
                 if frame is not None:
-                    lines = [CodeLine(*line) for line in user_lines(frame)]
-                    self._stacks[tuple(lines)] += 1
+                    self._stacks[_stack_of(frame)] += 1
                 del frame  # it would keep the objects of the functions alive
                 time.sleep(_EVERY_S)
+
+
+def _stack_of(frame: FrameType) -> _Stack:
+    """Return the lines of the program around ``frame``, without the code of modules.
+
+    If a validation takes long, its caller can call it less often. The line within the model shows nothing.
+    """
+    lines = user_lines(frame, callees_left_out=nn.Module.__call__.__code__)
+    return tuple(CodeLine(*line) for line in lines)
 
 
 def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:

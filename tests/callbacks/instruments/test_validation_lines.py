@@ -2,6 +2,8 @@
 
 import time
 
+from torch import nn
+
 from lm_profiler.callbacks.instruments.validation_lines import ValidationLines, costliest_line
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.operator_calls import CodeLine
@@ -33,6 +35,32 @@ def run_until(instrument: ValidationLines, samples: int, deadline_s: float) -> N
     end = time.monotonic() + deadline_s
     while sum(instrument._stacks.values()) < samples and time.monotonic() < end:
         sum(range(1000))
+
+
+class Slow(nn.Module):
+    """A model whose forward pass goes on until the instrument has taken enough samples."""
+
+    def __init__(self, instrument: ValidationLines) -> None:
+        super().__init__()
+        self.instrument = instrument
+
+    def forward(self) -> None:
+        run_until(self.instrument, samples=10, deadline_s=60.0)
+
+
+def evaluate(model: nn.Module) -> None:
+    model()
+
+
+def test_the_line_is_the_call_of_the_model_and_not_within_it() -> None:
+    timeline = Timeline()
+    instrument = ValidationLines(timeline)
+    instrument.begin("measure")
+    timeline.go_outside(VALIDATION)
+    evaluate(Slow(instrument))
+    instrument.end("measure")
+    line = instrument.facts["validation_line"]
+    assert (line.file, line.function) == (__file__, "evaluate")
 
 
 def test_only_validations_are_sampled() -> None:
