@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast, get_args
 from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE, likely_share
 from lm_profiler.analysis.steps.odd_step_causes import (
     EXPLAINED,
+    GARBAGE,
     NO_CPU,
     has_own_finding,
 )
@@ -530,13 +531,17 @@ def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _regular_wait_s(costs: StepCosts) -> float:
-    """Return the mean wait for batches per step, without the first batches of epochs and without waits for a CPU."""
-    without_cpu_s = 0.0
+    """Return the mean wait for batches per step that the loader causes.
+
+    The first batches of epochs and garbage collections have findings of their own. Waits for a CPU are due to others.
+    """
+    other_causes_s = 0.0
     for odd in costs.record.odd_steps:
-        if odd.cause == NO_CPU and odd.part == "data":
-            without_cpu_s += odd.cause_s or 0.0
+        is_of_other_cause = odd.cause == NO_CPU or (odd.cause or "").startswith(GARBAGE)
+        if is_of_other_cause and odd.part == "data":
+            other_causes_s += odd.cause_s or 0.0
     steps = max(costs.record.time["data"].n, 1)
-    return costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - without_cpu_s / steps
+    return costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - other_causes_s / steps
 
 
 def _suggested_workers(costs: StepCosts) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
@@ -455,7 +455,10 @@ def _fetches_single_rows(loader: Any) -> bool:
     """Return whether ``loader`` takes many rows for a batch, one by one, from a ``TensorDataset``."""
     if type(loader) is not DataLoader:  # another class may fetch batches in its own way
         return False
-    is_of_tensors = type(loader.dataset) is TensorDataset
+    dataset = loader.dataset
+    while type(dataset) is Subset:  # such as ``random_split`` returns
+        dataset = dataset.dataset
+    is_of_tensors = type(dataset) is TensorDataset
     return is_of_tensors and (loader.batch_size or 0) >= _MANY_ROWS
 
 

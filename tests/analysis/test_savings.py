@@ -9,6 +9,7 @@ from made_facts import busy, fall, line, made, owned, thread
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
 from lm_profiler.analysis.savings import FINDERS, WORTH, findings_of
+from lm_profiler.analysis.steps.odd_step_causes import NO_CPU
 from lm_profiler.record.machine import Flops, Utilisation
 from lm_profiler.record.run_record import (
     BetweenSteps,
@@ -355,6 +356,16 @@ def test_every_kind_of_finding_is_planted_here_and_nothing_is_found_elsewhere() 
     assert findings_of(made(settings=Settings(compiled=False))) == []
     on = made(waterfall=fall(ideal=30.0, gaps=60.0), settings=Settings(compiled=True))
     assert "compile" not in names_of(on)
+
+
+@pytest.mark.parametrize("cause", [NO_CPU, "garbage collection of generation 2"])
+def test_a_wait_that_the_loader_did_not_cause_is_not_its_own(cause: str) -> None:
+    record = made({"data": 40.0}, settings=Settings(num_workers=0, cores=2))
+    steps, data_s = record.time["data"].n, record.time["data"].mean or 0.0
+    odd = OddStep(step=5, step_s=2.1, ratio=21.0, part="data", excess_s=1.0, cause=cause, cause_s=0.4)
+    waits = findings_of(record.model_copy(update={"odd_steps": [odd]}))[0]
+    assert waits.name == "input"
+    assert waits.saves_s == pytest.approx(data_s - 0.4 / steps)
 
 
 def test_a_short_phase_of_a_busy_machine_counts_with_its_cpu_time() -> None:

@@ -515,7 +515,10 @@ def _validation_text(finding: Finding, settings: Settings) -> str:
 
 def _plain_validation_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about validation in a loop of the program's own."""
-    advice = "Run the model without gradients (validation, acting) less often, or on fewer batches"
+    advice = (
+        "If training allows it, run the model without gradients (validation, acting) less often, or on fewer "
+        "batches"
+    )
     if settings.validates_with_gradients:
         advice = (
             "If validation needs no gradients, run it under torch.no_grad() (autograd records a graph there now); "

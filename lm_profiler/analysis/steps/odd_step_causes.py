@@ -40,7 +40,7 @@ NO_CPU = "waiting for a CPU"  # caused by other programs
 _EMPTY_QUEUE = "the loader's queue was empty"
 _LOADER = "the loader"
 _CHECKPOINT = "a checkpoint"
-_GARBAGE = "garbage collection"
+GARBAGE = "garbage collection"
 _COMPILATION = "compilation"
 _RECOMPILATION = "recompilation"
 _CAUSES_WITH_FINDING = (
@@ -48,7 +48,7 @@ _CAUSES_WITH_FINDING = (
     _EMPTY_QUEUE,
     _LOADER,
     _CHECKPOINT,
-    _GARBAGE,
+    GARBAGE,
     _COMPILATION,
     _RECOMPILATION,
 )
@@ -281,7 +281,7 @@ def _possible_causes(
     step = odd.step
     counters = rank.counters[step]
     page_faults = count_text(round(counters.minor_faults or 0), "page fault")
-    garbage = f"{_GARBAGE} of generation {counters.gc_generation}"
+    garbage = f"{GARBAGE} of generation {counters.gc_generation}"
     causes = [
         _Cause(garbage, rank.excess("gc_s", step)),
         _Cause(_compilation_words(counters.compiled), rank.excess("compile_s", step)),
