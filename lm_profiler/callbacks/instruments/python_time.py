@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections import defaultdict
@@ -38,6 +39,9 @@ _MOST_LINES = 16  # the most lines in the result
 # caches cost more.
 _MOST_EXTRA_COST = 3.0
 
+# A C function that is off the CPU for a shorter time is not checked for what it waited for.
+_SHORT_NS = 50_000
+
 _TRIALS = 3  # measurements of a cost, of which the smallest counts
 
 # What a line is doing. Other activities are the name of a package, or of a C function.
@@ -47,6 +51,9 @@ _BUILTIN = "builtin"  # runs a C function of ``builtins``, such as ``sorted``; c
 _INNER_OPERATORS = "torch in a library"  # runs operators that torch's Python code calls
 # the code that makes the text of a tensor, by calling operators that no model needs
 _PRINTING_FILE = "/torch/_tensor_str.py"
+
+# Linux alone has the usage of a thread.
+_RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 
 Line = tuple[str, int, str]  # file, line and function
 
@@ -93,6 +100,20 @@ class _ForwardCall(NamedTuple):
 _OUTERMOST = _FollowedCall(owner=None, activity="")  # the bottom of the stack
 
 
+def voluntary_switches() -> int | None:
+    """Return how often the calling thread has given up the CPU to wait for something; None if that is unknown."""
+    if _RUSAGE_THREAD is None:
+        return None
+    return resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
+
+
+def _counts_of_waits_are_known() -> bool:
+    """Return whether ``voluntary_switches`` counts a wait; some sandboxes report 0."""
+    switches = voluntary_switches()
+    time.sleep(1e-4)
+    return switches is not None and voluntary_switches() != switches
+
+
 @dataclass(eq=False)
 class PythonTimes:
     """Follows the calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
@@ -100,8 +121,8 @@ class PythonTimes:
     An event is a call or a return, as ``sys.setprofile`` reports it. The time between two events goes to the program's
     line that runs, and to one of its activities: ``python``, its own code; ``torch``, operators that it calls itself;
     ``library``, Python code of torch; ``printing of tensors``, whatever makes their text; another package by its name;
-    or a C function by its name. A C function may wait, so its time is read from the clock. All other time is the CPU
-    time of the thread, which other programs cannot lengthen.
+    or a C function by its name. A C function may wait, so its time is read from the clock, unless it only waited for a
+    CPU. All other time is the CPU time of the thread, which other programs cannot lengthen.
     """
 
     # returns the part of the step that runs now, as an index of ``PARTS``
@@ -109,6 +130,8 @@ class PythonTimes:
     clock: Callable[[], int]  # returns nanoseconds
     # returns the nanoseconds that this thread ran
     thread_clock: Callable[[], int] = time.thread_time_ns
+    # returns how often this thread has given up the CPU to wait for something; None means unknown
+    switches: Callable[[], int | None] = voluntary_switches
     guard: Guard = UNGUARDED  # guards what training calls here
     # returns whether an optimizer trains a module; None if that is not known
     is_trained: Callable[[nn.Module], bool] | None = None
@@ -132,12 +155,16 @@ class PythonTimes:
     # the clock, and the time that the thread had run, after the last event
     _last_ns: int = 0
     _last_ran_ns: int = 0
+    # what ``switches`` returned before the C function that runs now; None means unknown
+    _last_switches: int | None = None
+    _knows_waits: bool = False
 
     def start(self) -> bool:
         """Start to follow; returns False if another profiler already follows this thread."""
         if sys.getprofile() is not None:
             return False
         self._cost = following_cost(self.clock, self.thread_clock)
+        self._knows_waits = _counts_of_waits_are_known()
         self._last_ns = self.clock()
         self._last_ran_ns = self.thread_clock()
         sys.setprofile(self._event)
@@ -161,8 +188,12 @@ class PythonTimes:
             if owner is not None:
                 followed = self._followed[self.phase(), _line_of(owner), activity]
                 followed.intervals += 1
-                followed.clock_ns += now_ns - self._last_ns
                 followed.ran_ns += ran_ns - self._last_ran_ns
+                followed.clock_ns += now_ns - self._last_ns
+                off_cpu_ns = now_ns - self._last_ns - (ran_ns - self._last_ran_ns)
+                is_long = off_cpu_ns > _SHORT_NS
+                if is_long and self._waited_only_for_cpu(activity):
+                    followed.clock_ns -= off_cpu_ns
             if event == "call":
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
@@ -175,13 +206,25 @@ class PythonTimes:
             if self._events_left <= 0:
                 self._cut_phase = self.phase()
                 self.stop()
-            if self._stack[-1].owner is not None:
+            owner, activity = self._stack[-1]
+            if owner is not None:
+                if self._knows_waits and _is_named_c_function(activity):
+                    self._last_switches = self.switches()
                 # The time since the readings above is part of the cost of following, and goes to no line.
                 self._last_ran_ns = self.thread_clock()
                 self._last_ns = self.clock()
         except BaseException as error:
             self.stop()
             self.guard.handle(error)
+
+    def _waited_only_for_cpu(self, activity: str) -> bool:
+        """Return whether ``activity``, which has just run, is a C function that was off the CPU without waiting.
+
+        Another program then had the CPU: one such call would look like a costly function.
+        """
+        if not self._knows_waits or not _is_named_c_function(activity):
+            return False
+        return self.switches() == self._last_switches
 
     def _end_outer_call(self) -> None:
         """If the event was the return of the outer call, add the time of that call."""

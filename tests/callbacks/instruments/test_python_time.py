@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +97,27 @@ def test_what_other_programs_take_of_the_cpu_is_nobodys_line() -> None:
     rows = times.shares()
     assert seconds_in(rows, "sleeps", "time.sleep") >= 1.0  # a function of C may wait
     assert sum(row.seconds for row in rows if row.what == "python") < 0.02
+
+
+@pytest.mark.parametrize("switches_per_reading, seconds", [(0, 0.0), (1, 1.0)])
+def test_a_c_function_that_only_waited_for_a_cpu_has_not_waited(switches_per_reading: int, seconds: float) -> None:
+    """From when it has started on, the clock goes on by a second from event to event; this thread runs 1 us of it."""
+    readings = [itertools.count(0, 10**9), itertools.count(0, 1000)]
+    started = False
+    clock, thread_clock = (lambda of=each: next(of) if started else 0 for each in readings)
+    switches = itertools.count(0, switches_per_reading)
+    times = PythonTimes(lambda: FORWARD, clock, thread_clock, switches=lambda: next(switches))
+    children = OrderedDict(layer=1)
+
+    def visits() -> None:
+        children.items()
+
+    times.start()
+    started = True
+    visits()
+    times.stop()
+    waited_s = sum(row.seconds for row in times.shares() if row.what == "collections.OrderedDict.items")
+    assert waited_s == pytest.approx(seconds, abs=0.01)
 
 
 def test_what_the_instruments_read_is_nobodys_time() -> None:
