@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from traceback import walk_stack
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,8 @@ class StepOperators:
         self._exposed_storages: set[int] = set()
         # the identity of a parameter to the storage of its gradient when the step began
         self._first_gradients: dict[int, int] = {}
+        # by their identity, the tensors that require a gradient of their own but are no parameters, such as an input
+        self._other_leaves: dict[int, ref[Tensor]] = {}
         # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
         self._has_sparse_tensors = False
         self._undo = ExitStack()
@@ -110,6 +113,7 @@ class StepOperators:
         self._forward_by_node = {}
         self._last_forward_node = -1
         self._exposed_storages = set()
+        self._other_leaves = {}
         self._has_sparse_tensors = False
         module, _ = self._parties()
         self._first_gradients = self._gradient_storages(module)
@@ -148,6 +152,10 @@ class StepOperators:
         if has_sparse(arguments) or has_sparse(result_leaves):
             self._has_sparse_tensors = True
 
+        for tensor in inputs:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            if tensor.requires_grad and tensor.is_leaf and not is_parameter:
+                self._other_leaves[id(tensor)] = ref(tensor)
         access = self._access(operator, args, kwargs, inputs, results)
         written = access.changed | access.made
         # If the number of elements of a result depends on values, Python reads that number.
@@ -285,6 +293,7 @@ class StepOperators:
         # A gradient that is left counts only if the next step adds to it.
         kept -= set(gradients.values())
         kept |= self._accumulated(gradients)
+        kept -= self._gradients_of_other_leaves(updated)
         return StepCalls(
             calls=self._calls,
             trained=frozenset(self._storages.of_all(updated)),
@@ -301,6 +310,21 @@ class StepOperators:
             gradient = parameter.grad
             if gradient is not None and gradient.layout is torch.strided:
                 storages[id(parameter)] = self._storages.number_of(gradient)
+        return storages
+
+    def _gradients_of_other_leaves(self, updated: Sequence[Tensor]) -> set[int]:
+        """Return the storages of gradients that belong to tensors which are no parameters, and which nothing updates.
+
+        The program keeps such a tensor, and its gradient with it, as long as it keeps the outputs of the model.
+        """
+        updated_tensors = {id(parameter) for parameter in updated}
+        storages: set[int] = set()
+        for identity, reference in self._other_leaves.items():
+            leaf = reference()
+            if leaf is None or leaf.grad is None or identity in updated_tensors:
+                continue
+            if leaf.grad.layout is torch.strided:
+                storages.add(self._storages.number_of(leaf.grad))
         return storages
 
     def _accumulated(self, gradients: dict[int, int]) -> set[int]:

@@ -115,6 +115,14 @@ def unused_gradients(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels)
 
 
+def gradient_of_an_input(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The program keeps the input, and so its gradient."""
+    step.input = hidden.detach().requires_grad_()  # type: ignore[attr-defined]
+    step.frozen.requires_grad_(False)
+    hidden = step.frozen(step.input)  # type: ignore[attr-defined]  # here
+    return plain(step, hidden, labels)
+
+
 def second_pass(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
     again = step.net.head(hidden)  # here
@@ -294,6 +302,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     [
         (unused_result, "unused", "forward"),
         (unused_gradients, "unused", "backward"),
+        (gradient_of_an_input, "unused", "backward"),
         (second_pass, "repeated", "backward"),
         (table_of_each_step, "constant", "forward"),
         (diagonal_matrix, "zeros", "forward"),
