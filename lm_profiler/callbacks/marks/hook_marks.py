@@ -88,6 +88,7 @@ class HookMarks:
         modules: the outermost modules of the loop; those of further optimizers are added.
         optimizers: the optimizers of the loop; further ones that step are added.
         count_batch: receives each batch.
+        drop_last_batch: takes back the last batch, which was not for training.
         note_call: receives the model and the arguments of its first call in a step.
         find_modules: returns the modules of an optimizer.
         report: receives notes for the user.
@@ -100,6 +101,7 @@ class HookMarks:
         modules: list[nn.Module],
         optimizers: list[Any],
         count_batch: Callable[[Any], object],
+        drop_last_batch: Callable[[], object],
         note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
         report: Callable[[str], object],
@@ -112,6 +114,7 @@ class HookMarks:
         self.batches_per_step: int | None = None  # of the last step
         self.autocast: Autocast | None = None
         self._count_batch = count_batch
+        self._drop_last_batch = drop_last_batch
         # None after the first call
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules
@@ -153,6 +156,10 @@ class HookMarks:
         self._earlier_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
         # returns the iterator of the pass over a loader that is for validation
         self._validation_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
+        # whether the pass over a loader that begins is one after an epoch, over data that no step had
+        self._has_new_data = False
+        # returns the iterator of such a pass an epoch, over data that no step had
+        self._new_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
         # returns the model of a class of the loop's that was last put into evaluation mode
         self._evaluated_ref: Callable[[], Any] = DEAD_REFERENCE
         # in the running step: batches from a loader, calls of models, and backward passes
@@ -435,6 +442,9 @@ class HookMarks:
             return False
         if self._is_validation(self.modules) or self._is_evaluating_copy(loader):
             return True
+        if self.passes.are_for_validation(loader):
+            return True
+        self._has_new_data = self._is_outside and not self.passes.include(loader)
         self.passes.begin(loader)
         return False
 
@@ -443,8 +453,12 @@ class HookMarks:
         if self._is_unmarked():
             return
         self._validation_iterator_ref = DEAD_REFERENCE
+        self._new_iterator_ref = DEAD_REFERENCE
         if is_validation:
             self._validation_iterator_ref = ref(iterator)
+        elif self._has_new_data:
+            self._new_iterator_ref = ref(iterator)
+            self._steps_before_pass = self._ended_steps
 
     def _is_evaluating_copy(self, loader: Any) -> bool:
         """Return whether a copy of the model is in evaluation mode, and ``loader`` has data that no step had so far."""
@@ -536,11 +550,14 @@ class HookMarks:
             return
         if not torch.is_grad_enabled():
             # A call within a step, for example to make the batch, is no forward pass.
+            if self._new_iterator_ref() is not None:
+                self._begin_validation_pass()
             return
         if self._batches == 0:
             self._end_step_if_done()
             # Whatever was taken for a pass for validation trains.
             self._validation_iterator_ref = DEAD_REFERENCE
+            self.passes.forget_validation()
             batch = (*args, kwargs) if kwargs else args
             self._count_batch(batch)
         if self._forward_is_open:
@@ -557,6 +574,23 @@ class HookMarks:
         self._forward_is_marked = True
         timeline = self.timeline
         timeline.note((tape.FORWARD, timeline.clock()))
+
+    def _begin_validation_pass(self) -> None:
+        """Note that a model is called without gradients within a pass, after an epoch, over data that no step had.
+
+        If that is the first call since the pass began, the pass is for validation. Its first batch has begun a step.
+        """
+        iterator = self._new_iterator_ref()
+        self._new_iterator_ref = DEAD_REFERENCE
+        has_no_step = self._ended_steps == self._steps_before_pass
+        is_first_call = self._batches == 1 and self._calls + self._backwards == 0
+        if not has_no_step or not is_first_call:
+            return
+        self._validation_iterator_ref = ref(iterator)
+        self.passes.take_back(iterator)
+        self._batches = 0
+        self._drop_last_batch()
+        self._go_outside(VALIDATION)
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that the call of a model ends; if a loader made the batch, forward stays open to include the loss."""

@@ -29,6 +29,8 @@ class LoaderPasses:
     def __init__(self) -> None:
         # weak references to the datasets of which a pass has begun, by identity
         self._datasets: dict[int, Callable[[], Any]] = {}
+        # returns the dataset of the last pass that turned out to be for validation
+        self._validation_dataset_ref: Callable[[], Any] = DEAD_REFERENCE
         self._loader_ref: Callable[[], Any] = (
             DEAD_REFERENCE  # the loader of the last pass
         )
@@ -50,6 +52,23 @@ class LoaderPasses:
         dataset = ITERATED_DATASET.get_or(iterator)
         with suppress(TypeError):
             self._datasets[id(dataset)] = ref(dataset)
+
+    def take_back(self, iterator: Any) -> None:
+        """Note that the last pass, whose batches come from ``iterator``, is for validation."""
+        dataset = ITERATED_DATASET.get_or(iterator)
+        if self._has_dataset(dataset):
+            self._datasets.pop(id(dataset))
+            self._validation_dataset_ref = ref(dataset)
+        self._loader_ref = DEAD_REFERENCE
+
+    def are_for_validation(self, loader: Any) -> bool:
+        """Return whether the last pass that was taken back had the data of ``loader``."""
+        dataset = self._validation_dataset_ref()
+        return dataset is not None and getattr(loader, "dataset", None) is dataset
+
+    def forget_validation(self) -> None:
+        """Note that a pass that was taken for validation trains."""
+        self._validation_dataset_ref = DEAD_REFERENCE
 
     def include(self, loader: Any) -> bool:
         """Return whether the loop has trained with the data of ``loader`` before."""
