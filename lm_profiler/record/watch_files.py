@@ -177,7 +177,8 @@ class WatchEvent(Part):
     every_steps: int | None = None  # the interval between slow steps, if it is regular
     # whether the slow steps are the first steps of epochs
     starts_epochs: bool | None = None
-    # if they are irregular, the share of slow steps among all steps since the first of them
+    # if they are irregular, the share of slow steps among all steps since the first of them; for epoch boundaries that
+    # all take long, their share of the time
     share: float | None = None
     grew_bytes: int | None = None  # the bytes by which memory has grown
     # whether the event is no longer valid, because it is part of another one or turned out to be none

@@ -1,4 +1,7 @@
-"""Finds validations, checkpoints and epoch boundaries that take long: single ones, and a lasting increase."""
+"""Finds validations, checkpoints and epoch boundaries that take long: single ones, a lasting increase, or all of them.
+
+Validations and checkpoints that always take as long as they do are left out: the program asks for them.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,32 @@ _GREW_RATIO = 1.25
 # an excess below this many seconds, or below the time of this many steps, is not reported
 _LEAST_S = 0.1
 _LEAST_STEPS = 10.0
+# Epoch boundaries that all take as long are an event if there were so many, and they take this share of the time.
+_FEWEST_COSTLY = 4
+_COSTLY_SHARE = 0.1
 _CORRECTED = 0.1  # a lasting increase is reported again if the duration has changed by this share
 
 
 @dataclass(eq=False, kw_only=True)
 class LongDurations:
-    """An event: single durations that are longer than usual, or a course of durations that have increased for good."""
+    """An event: durations that are longer than usual, a course of durations that have increased for good, or a cost.
+
+    A cost is that all durations together take much of the time.
+    """
 
     first_step: int
     found_step: int  # the step at which it was found
     at_s: float  # when the first of the durations ended
-    against_s: float  # the usual duration; of a course, the duration at the beginning
+    # the usual duration; of a course, the duration at the beginning; None for a cost
+    against_s: float | None
     now_s: float  # the mean of the long durations; of a course, the last duration
     is_course: bool = False
     times: int = 1  # the number of durations
-    excess_s: float = 0.0  # sum over single long durations of the time beyond the usual
+    # sum over single long durations of the time beyond the usual; of a cost, the sum of all durations
+    excess_s: float = 0.0
+    share: float | None = (
+        None  # of a cost, the share of the time since the first duration ended
+    )
     # the step at which a course had ended; None: it has not
     until_step: int | None = None
     is_withdrawn: bool = False  # whether a course includes it
@@ -56,6 +70,10 @@ class _Duration(NamedTuple):
 class Durations:
     """Follows the durations of one kind, such as validations."""
 
+    reports_cost: bool = False  # whether durations that all take long are an event
+    _at_first_s: float | None = None  # when the first duration ended
+    _since_first_s: list[float] = field(default_factory=list)  # the durations after it
+    _cost: LongDurations | None = None
     # the last durations that were not long
     _usual_s: deque[float] = field(
         default_factory=lambda: deque(maxlen=_MOST_DURATIONS)
@@ -75,6 +93,8 @@ class Durations:
         least_s = max(_LEAST_S, _LEAST_STEPS * step_s)
         usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
         self._last_durations.append(_Duration(seconds, step, at_s))
+        if self.reports_cost:
+            self._follow_cost(seconds, step, at_s)
         if self._follow_course(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
@@ -96,6 +116,33 @@ class Durations:
             event.times += 1
         self._long_event.excess_s += seconds - usual_s
         self._changed.append(self._long_event)
+
+    def _follow_cost(self, seconds: float, step: int, at_s: float) -> None:
+        """Update the cost of all durations, or find that it is much of the time."""
+        if self._at_first_s is None:
+            self._at_first_s = at_s
+            return
+        self._since_first_s.append(seconds)
+        total_s = sum(self._since_first_s)
+        share = total_s / max(at_s - self._at_first_s, total_s)
+        times = len(self._since_first_s)
+        mean_s = total_s / times
+        if self._cost is None:
+            is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_S
+            if times < _FEWEST_COSTLY or not is_costly:
+                return
+            self._cost = LongDurations(
+                first_step=step,
+                found_step=step,
+                at_s=at_s,
+                against_s=None,
+                now_s=mean_s,
+            )
+            self._changed.append(self._cost)
+        self._cost.now_s = mean_s
+        self._cost.times = times
+        self._cost.excess_s = total_s
+        self._cost.share = share
 
     def _is_long_duration(self, seconds: float, usual_s: float, least_s: float) -> bool:
         """Return whether a duration is much longer than the usual ones, by at least ``least_s``."""
@@ -153,9 +200,10 @@ class Durations:
         return True
 
     def finish(self) -> None:
-        """At the end of the run, report a course with its last duration."""
-        if self._course is not None:
-            self._changed.append(self._course)
+        """At the end of the run, report a course with its last duration, and a cost with all durations."""
+        for event in (self._course, self._cost):
+            if event is not None:
+                self._changed.append(event)
 
     def take_changed(self) -> list[LongDurations]:
         """Return the events that are new, or have changed, since the last call."""

@@ -21,7 +21,12 @@ from lm_profiler.analysis.steps.odd_step_causes import (
     usual_counters,
 )
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
-from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
+from lm_profiler.analysis.watch.ledger import (
+    EPOCH,
+    EPOCH_TURN,
+    VALIDATION,
+    NamedSpan,
+)
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.levels import LevelFollower
 from lm_profiler.analysis.watch.machine_speed import MachineSpeed
@@ -220,6 +225,7 @@ class WatchedRun:
             at_s: the time now, in seconds since 1970.
         """
         durations = self._durations[term]
+        durations.reports_cost = term == EPOCH_TURN
         for duration_s in seconds:
             durations.add(duration_s, self.steps, at_s, self.step_s or 0.0)
         return self._duration_events(term, durations)
@@ -514,6 +520,7 @@ class WatchedRun:
             course="drift" if is_course else None,
             times=durations.times,
             cost_s=None if is_course else durations.excess_s,
+            share=durations.share,
             withdrawn=durations.is_withdrawn,
         )
 

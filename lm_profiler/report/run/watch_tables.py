@@ -225,7 +225,7 @@ def _late_rank_text(event: WatchEvent, part: str) -> str:
 
 
 def _outside_text(event: WatchEvent) -> str:
-    """Return the text of validations, checkpoints or epoch boundaries that take longer than usual."""
+    """Return the text of validations, checkpoints or epoch boundaries that take long."""
     if event.course == "drift":
         beginning = duration_text(event.against or 0.0)
         text = f"{event.kind}: {beginning} → {duration_text(event.now)} since step {event.since_step:,}"
@@ -235,6 +235,8 @@ def _outside_text(event: WatchEvent) -> str:
     text = f"{event.kind}: {_duration_text(event)}"
     if event.times > 1:
         text += f" ({event.times} times)"
+    if event.share is not None:
+        text += f", {event.share:.0%} of the time"
     return text
 
 

@@ -44,3 +44,22 @@ def test_durations_that_vary_are_not_reported() -> None:
 def test_a_course_that_ends_says_where() -> None:
     (event,) = reported([1.0] * 5 + [2.0] * 5 + [1.0] * 3)
     assert event.until_step == 11_000
+
+
+@pytest.mark.parametrize(
+    "duration_s, gap_s, reports_cost, is_found",
+    [(0.7, 2.0, True, True), (0.7, 20.0, True, False), (0.05, 0.1, True, False), (0.7, 2.0, False, False)],
+)
+def test_epoch_boundaries_that_all_take_long_are_a_cost(
+    duration_s: float, gap_s: float, reports_cost: bool, is_found: bool
+) -> None:
+    durations = Durations(reports_cost=reports_cost)
+    for number in range(10):
+        durations.add(duration_s, step=800 * number, at_s=number * (gap_s + duration_s), step_s=0.0025)
+    durations.finish()
+    events = durations.take_changed()
+    assert bool(events) == is_found
+    if events:
+        (cost,) = events
+        assert (cost.times, cost.now_s, cost.excess_s) == (9, pytest.approx(0.7), pytest.approx(6.3))
+        assert cost.share == pytest.approx(0.7 / 2.7)
