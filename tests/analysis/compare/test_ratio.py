@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from benchmarks.simulation import Times, level, repeating, spiky
+from benchmarks.simulation import Times, level, spiky
 from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import (
@@ -110,16 +110,6 @@ def test_before_a_selftest_nothing_below_15_percent_is_told_of_one_run_each() ->
     assert told(0.10, ASSUMED_SPREAD) == 0.0
     assert told(0.25, ASSUMED_SPREAD) > 0.95
     assert told(0.10, ProcessSpread(0.01, 4)) > 0.95
-
-
-def test_every_fifth_step_slower_by_half_is_slower() -> None:
-    """By 10 % in the mean, by nothing in the median."""
-    rng = np.random.default_rng(3)
-    shown = ProcessSpread(0.01, 4)
-    words = [
-        change_word(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(30)
-    ]
-    assert words.count("SLOWER") / 30 >= 0.8
 
 
 @pytest.mark.parametrize("runs", [1, 3])

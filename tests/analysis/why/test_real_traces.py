@@ -15,8 +15,6 @@ from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.traced import Traced, broken_down
-from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
-from lm_profiler.record.run_record import FlopRate, Rates
 
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "tests" / "analysis" / "trace" / "traces"
@@ -95,22 +93,6 @@ def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
     hidden = sum(1 for _, _, use in uses if not use)
     assert hidden <= 0.01 * len(uses)  # behind others that had begun before: their use does not matter
     assert +told == +swept(uses, begin, end)
-
-
-@each_trace
-def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -> None:
-    traced = traced_in(path)
-    step_s = (sum(own for _, own in traced.pieces) + sum(gap.ns for gap in traced.gaps)) * 1e-9 / traced.steps
-    peaks = [FlopRate(dtype=dtype, flops_per_s=989e12, source="H100") for dtype in ("bfloat16", "float32", "float16")]
-    for bandwidth in (None, 3.35e12):
-        step = Step(
-            step_s=step_s, ci_low=None, ci_high=None, input_s=0.1 * step_s, ideal_s=0.1 * step_s, recomputed_share=0.1,
-            rates=Rates(flops=peaks, bytes_per_s=bandwidth), dtype="bfloat16",
-        )  # fmt: skip
-        fall = waterfall(step, traced)
-        assert sum(term.seconds for term in fall.terms) == pytest.approx(step_s, rel=1e-9)
-        assert all(term.seconds >= 0 for term in fall.terms[:-1])
-        assert abs(fall.terms[-1].seconds) < 1e-9 * step_s  # the step is the traced one
 
 
 def counts(event: dict[str, Any]) -> bool:

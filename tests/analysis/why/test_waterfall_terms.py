@@ -307,17 +307,6 @@ def test_a_term_has_the_least_and_the_most_that_a_traced_step_alone_gives() -> N
     assert (slow.low_s, slow.high_s) == (None, None)
 
 
-@pytest.mark.parametrize("steps, wanted", [(2, 0.5), (5, 0.9375)])
-def test_the_ends_hold_the_true_term_as_often_as_the_documentation_says(steps: int, wanted: float) -> None:
-    """Of n independent steps all lie on one side of their median in one of 2 to the power of n - 1."""
-    draw, held, runs = random.Random(23), 0, 400
-    for _ in range(runs):
-        took = [round(500 * (1 + 0.03 * draw.gauss(0, 1))) for _ in range(steps)]
-        slow = term(waterfall(step(1000), broken_down(traced_work(PackedTrace(products(*took))))), "slow_products")
-        held += slow.low_s <= 500 * US <= slow.high_s
-    assert held / runs == pytest.approx(wanted, abs=3 * (wanted * (1 - wanted) / runs) ** 0.5)
-
-
 def test_time_that_tracing_adds_to_one_phase_of_a_cpu_is_not_missing_in_gaps_of_another() -> None:
     """Backward's operators take 20 of 10 ms while traced; a loop of Python takes 40 ms of forward's 50."""
     ms_ns = 1_000_000
