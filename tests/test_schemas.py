@@ -12,17 +12,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import compared
 import pytest
+from compared import summed_up
 from cuda_trace import cuda_step
 from jsonschema import Draft202012Validator
 from made_improve import made_improve, made_search
 from warm import run
 
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
-from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.improve_record import read_improve
-from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import Newer, Part
 from lm_profiler.record.sweep_files import read_plan
 from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines, request_file
@@ -149,13 +147,6 @@ FIGURELESS = {*TRAINER_VERBS, "run"}  # what they print is in the record that th
 AS_ITS_FILE = {"improve"}  # tests/cli/verbs/test_improve.py: it prints what it writes
 
 
-def made_run(folder: Path, scale: float) -> Entry:
-    steps = [scale * second for second in [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]]
-    step = {"n": 9, "mean": sum(steps) / 9, "mean_low": min(steps), "mean_high": max(steps)}
-    parts = {part: step if part == "step" else {"n": 0} for part in TIMES}
-    return collect([compared.write(folder, compared.rows({"forward": steps}), time=parts)]).entries[0]
-
-
 def traces_once_asked(folder: Path, kernels: str) -> None:
     """Do what the training in ``folder`` would do."""
     while not request_file(folder, 0).exists():
@@ -204,10 +195,10 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         words = shlex.split(read_plan(two).command)
         return [f"--config={two / 'configs/tiny.yaml'}", *words[words.index("sweep") + 2 :]]
     if verb == "ab":
-        trains_nothing(folder, {name: made_run(folder / name, at).folder for name, at in (("a", 1.0), ("b", 1.2))})
+        trains_nothing(folder, {name: summed_up(folder / name, at).folder for name, at in (("a", 1.0), ("b", 1.2))})
         return ["--b_options=--seed=1", "--", "fit"]
     if verb == "compare":
-        return [str(made_run(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
+        return [str(summed_up(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
     if verb == "why":
         (folder / "trace.json").write_text(json.dumps(cuda_step()))
         return [str(folder / "trace.json")]

@@ -8,7 +8,8 @@ from typing import Any
 
 from made_environment import made_contention, made_environment, made_run, made_step
 
-from lm_profiler.record.entry import Entry
+from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import (
     MemoryFacts,
     MemoryReading,
@@ -28,6 +29,8 @@ MODEL = ModelFacts(
     bytes=4000, precision="32-true", optimizers=["AdamW"], accumulate_grad_batches=1,
 )  # fmt: skip
 CONFIG = {"name": "a", "seed_everything": 0, "model": {"class_path": "LM", "init_args": {"attention": "sdpa"}}}
+
+TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
 
 def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **options: Any) -> list[StepRow]:
@@ -69,6 +72,18 @@ def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
     write_steps(folder / "steps.csv", measured)
     record(steps=counts(measured), **changes).write(folder / "run.json")
     return folder
+
+
+def near_ten_ms(scale: float = 1.0) -> list[StepRow]:
+    """Steps of nothing but forward, which take ``scale`` times ten milliseconds."""
+    return rows({"forward": [scale * seconds for seconds in TEN_MS]})
+
+
+def summed_up(folder: Path, scale: float) -> Entry:
+    """A run of such steps on the disk, whose record says how long they are."""
+    step = {"n": 9, "mean": scale * fmean(TEN_MS), "mean_low": scale * min(TEN_MS), "mean_high": scale * max(TEN_MS)}
+    time = {part: step if part == "step" else {"n": 0} for part in TIMES}
+    return collect([write(folder, near_ten_ms(scale), time=time)]).entries[0]
 
 
 def counts(steps: Sequence[StepRow]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.simulation import TUNED, spiky
-from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
+from compared import CONFIG, ENVIRONMENT, MODEL, TEN_MS, entry, entry_of_steps, near_ten_ms, record, rows
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -21,11 +21,9 @@ from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
-TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
-
 
 def one(folder: str, scale: float = 1.0, **changes: Any) -> Entry:
-    return entry(folder, rows({"forward": [scale * s for s in TEN_MS]}), **changes)
+    return entry(folder, near_ten_ms(scale), **changes)
 
 
 def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Comparison:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from compared import busy_entry, rows, write
+from compared import busy_entry, rows, summed_up, write
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -22,9 +22,8 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import ab
 from lm_profiler.improve.decision import pooled_spread, repeated_interval
 from lm_profiler.improve.pairs import paired_changes
-from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ASSUMED_SPREAD
-from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.run.comparison_table import closing_lines
 
 
@@ -40,12 +39,7 @@ class Runs:
         self.order += side
         self.now_s += 10.0
         scale = float(np.exp(self.spread * self.rng.standard_normal())) * (self.ratio if side == "b" else 1.0)
-        times = [scale * second for second in [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]]
-        name = f"{side}_{len(self.order)}"
-        summary = {"n": 9, "mean": float(np.mean(times)), "mean_low": min(times), "mean_high": max(times)}
-        parts = {part: summary if part == "step" else {"n": 0} for part in TIMES}
-        folder = write(self.folder / name, rows({"forward": times}), time=parts)
-        return collect([folder]).entries[0]
+        return summed_up(self.folder / f"{side}_{len(self.order)}", scale)
 
 
 def test_sides_take_turns_until_it_is_clear_or_the_budget_ends(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import CONFIG, ENVIRONMENT, MODEL, rows, write
+from compared import CONFIG, ENVIRONMENT, MODEL, near_ten_ms, write
 from made_improve import made_improve, made_search
 from refused import assert_refused_as_stored
 
@@ -16,15 +16,13 @@ from lm_profiler.cli.verbs import compare
 from lm_profiler.record.process_spread import ProcessSpread, save_spread
 from lm_profiler.usage_error import UsageError
 
-TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
-
 
 def run(arguments: Sequence[str]) -> int:
     return compare.run(OptionsReader("compare", compare.Options).read(arguments))
 
 
 def write_run(folder: Path, scale: float = 1.0, **changes: Any) -> str:
-    return str(write(folder, rows({"forward": [scale * s for s in TEN_MS]}), **changes))
+    return str(write(folder, near_ten_ms(scale), **changes))
 
 
 @pytest.fixture

@@ -6,18 +6,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from compared import rows, write
+from compared import near_ten_ms, write
 
 from lm_profiler.cli.main import main
-
-TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[str, str]:
     """Two runs, of which B takes half as long again."""
-    a, b = (rows({"forward": [scale * s for s in TEN_MS]}) for scale in (1.0, 1.5))
-    return str(write(tmp_path / "before", a)), str(write(tmp_path / "after", b))
+    return str(write(tmp_path / "before", near_ten_ms())), str(write(tmp_path / "after", near_ten_ms(1.5)))
 
 
 def written(verb: str, kind: str, runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -76,12 +73,12 @@ def test_github_gets_its_files_and_report_adds_to_the_summary(
 
 def test_a_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
     many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
-    a, b = (write(tmp_path / name, rows({"forward": TEN_MS}), config=of) for name, of in (("a", {}), ("b", many)))
+    a, b = (write(tmp_path / name, near_ten_ms(), config=of) for name, of in (("a", {}), ("b", many)))
     assert main(["compare", str(a), str(b)]) == 0
     assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
     github["GITHUB_STEP_SUMMARY"].unlink()
     for n in range(400):
-        write(tmp_path / f"a run whose name is long {'x' * 80} {n}", rows({"forward": TEN_MS}))
+        write(tmp_path / f"a run whose name is long {'x' * 80} {n}", near_ten_ms())
     assert main(["report", str(tmp_path)]) == 0
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     assert len(summary.encode()) <= 64_000
