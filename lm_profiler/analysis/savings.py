@@ -81,6 +81,7 @@ _DISPATCH_MODE = (
 _DISPATCH_MODE_FACTOR = 2.0
 # samples: a smaller batch is expected to grow to this size, if memory allows
 _USUAL_BATCH = 8
+_RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
 _SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 _MANY_CALLS = 200  # of one operator in a step
 _MANY_GROUPS = 16  # of parameters: fewer cost little
@@ -278,6 +279,13 @@ class StepCosts:
             if passed.what == event and passed.seconds > 0.0:
                 return passed.times * passed.per_step_s / passed.seconds
         return None
+
+    def is_rarely_longer(self, part: str, seconds: float) -> bool:
+        """Return whether fewer than ``_RARE_SHARE`` of the steps have ``part`` longer by about ``seconds``."""
+        summary = self.record.host_time.get(part)
+        if summary is None or summary.median is None or summary.p95 is None:
+            return False
+        return summary.p95 - summary.median < 0.5 * seconds
 
     def term_s(self, *names: str) -> float:
         """Return the seconds of these terms of the waterfall; 0 if there is none."""
@@ -748,18 +756,24 @@ def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:
 def _timed_s(costs: StepCosts, action: OwnedTime) -> float:
     """Return the seconds of ``action`` in a mean step: on a busy machine those of its fastest step, if known.
 
-    How often the loop validates is known from the whole run, and not only from the few timed steps.
+    How often the loop validates is known from the whole run, and not only from the few timed steps. The measured steps
+    show that an action is in few of them, if it would make them longer.
     """
     seconds = action.seconds
     if costs.contended and action.least_s is not None:
         seconds = action.least_s
     owned = costs.record.other_by_owner
-    validations = costs.times_per_step(VALIDATION)
-    is_before_validation = action.name.endswith(f" and {VALIDATION}")
-    if owned is None or validations is None or not is_before_validation:
+    if owned is None:
         return seconds
+    times_per_step = 1.0
+    is_before_validation = action.name.endswith(f" and {VALIDATION}")
+    validations = costs.times_per_step(VALIDATION)
+    if is_before_validation and validations is not None:
+        times_per_step = validations
     seconds_per_time = seconds * owned.steps / max(action.in_steps, 1)
-    return min(seconds_per_time * validations, seconds)
+    if _is_rare(costs, action) and costs.is_rarely_longer("other", seconds_per_time):
+        times_per_step = min(times_per_step, _RARE_SHARE)
+    return min(seconds_per_time * times_per_step, seconds)
 
 
 def _belongs_to_loop(action: OwnedTime) -> bool:

@@ -256,20 +256,22 @@ OPTIONS_OF_A_TRAINER = ("Trainer", "trainer", "batch_idx", "val_", "every_n", "A
 
 
 @pytest.mark.parametrize(
-    "action, mean_ms, median_ms, timed_ms, saves_ms",
+    "action, mean_ms, median_ms, p95_ms, timed_ms, saves_ms",
     [
-        ("between zero_grad and backward", 30.0, 0.2, 0.4, 0.0),  # what passed in other steps is not in this place
-        ("between zero_grad and validation", 30.0, 20.0, 12.0, 0.0),  # 36 ms once in 40 steps
-        ("between backward and data", 30.0, 20.0, 12.0, 10.0),  # the mean allows for no more
-        ("between backward and data", 30.0, 10.0, 12.0, 12.0),
+        ("zero_grad and backward", 30.0, 0.2, 0.3, 0.4, 0.0),  # what passed in other steps is not in this place
+        ("zero_grad and validation", 30.0, 20.0, 60.0, 12.0, 0.0),  # 36 ms once in 40 steps
+        ("backward and data", 30.0, 20.0, 60.0, 12.0, 10.0),  # the mean allows for no more
+        ("backward and data", 30.0, 10.0, 60.0, 12.0, 12.0),
+        ("backward and data", 30.0, 10.0, 12.0, 12.0, 0.0),  # 36 ms in fewer than a step of 20
     ],
 )
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_gap_that_one_of_three_steps_had_is_not_that_of_every_step(
-    action: str, mean_ms: float, median_ms: float, timed_ms: float, saves_ms: float, is_busy: bool
+    action: str, mean_ms: float, median_ms: float, p95_ms: float, timed_ms: float, saves_ms: float, is_busy: bool
 ) -> None:
-    gap = OwnedTime(owner="", action=action, seconds=timed_ms * 1e-3, calls=1 / 3, in_steps=1, least_s=timed_ms * 1e-3)
-    gaps = OtherByOwner(steps=3, seconds=timed_ms * 1e-3, actions=[gap])
+    timed_s = timed_ms * 1e-3
+    gap = OwnedTime(owner="", action=f"between {action}", seconds=timed_s, calls=1 / 3, in_steps=1, least_s=timed_s)
+    gaps = OtherByOwner(steps=3, seconds=timed_s, actions=[gap])
     record = made(
         {"other": mean_ms},
         other_by_owner=gaps,
@@ -277,7 +279,8 @@ def test_a_gap_that_one_of_three_steps_had_is_not_that_of_every_step(
         contention=busy() if is_busy else None,
         **outside("validation", 0.1, 1, per_step_s=0.1 / 40),
     )
-    other = record.host_time["other"].model_copy(update={"mean": mean_ms * 1e-3, "median": median_ms * 1e-3})
+    times_s = {"mean": mean_ms * 1e-3, "median": median_ms * 1e-3, "p95": p95_ms * 1e-3}
+    other = record.host_time["other"].model_copy(update=times_s)
     record = record.model_copy(update={"host_time": {**record.host_time, "other": other}})
     saved_s = [finding.saves_s for finding in findings_of(record) if finding.name == "owner"]
     assert sum(saved_s) == pytest.approx(saves_ms * 1e-3)
