@@ -1471,7 +1471,7 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
         yield costs.finding(
-            cast(FindingName, operators.reason),
+            operators.reason,
             saves_s,
             high_s=tolerance * saves_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,

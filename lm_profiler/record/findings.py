@@ -203,15 +203,40 @@ class Verdict(Part):
     certain: bool = True
 
 
+# Why operators of a step may be needless; each reason is the name of its finding.
+NeedlessReason = Literal[
+    "unused",  # nothing reads their results
+    "cancelled",  # their results are multiplied by zero
+    "repeated",  # the step has computed the same before
+    "constant",  # each step computes the same
+    "zeros",  # products in which nearly all elements of a factor are zero
+    "ignored",  # computed for positions whose gradient is zero
+    "broadcast",  # small tensors are broadcast to a large one
+    "growing",  # a loop copies all that it has joined so far, to add a piece
+    "order",  # a product of three matrices whose other order takes fewer multiplications
+    "unused_rows",  # all rows of a table get a gradient, although few were looked up
+    "double",  # computed in float64, as the whole model is
+    "some_double",  # computed in float64, in a model of float32
+    "figures",  # only Python reads the results
+    "scores",  # attention stores its scores
+    "cells",  # a recurrent cell is called for one element of a sequence after another
+    "looped",  # one call on whole tensors could replace those of a loop
+    "gathered",  # a layer is applied to copies of the same rows
+    "copied",  # they only copy a tensor
+    "side_work",  # a costly place of the program runs no layers or losses
+    "unfused",  # the same, between the layers of the model
+]
+PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a place
+# reasons whose operators may have another reason, too
+OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double")
+
 # What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
 FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
-    "optimizer", "groups", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
-    "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
-    "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
-    "some_double", "figures", "scores", "looped", "cells", "gathered", "copied", "side_work", "unfused", "cancelled",
-    "dispatch_mode",
+    "optimizer", "groups", "optimizer_products", "clip", "compile", "precision", "tf32", "recomputation",
+    "communication", "repeated_forward", "repeated_backward", "unused_gradients", "padding", "dispatch_mode",
+    NeedlessReason,
 ]  # fmt: skip
 
 
@@ -351,34 +376,6 @@ class NeedlessWork(Part):
         "times", "count", "number of passes or operators in a step that may be needless"
     )
     seconds: float = figure("time", "ms", "time of the work in a step")
-
-
-# Why operators of a step may be needless; each reason is the name of its finding.
-NeedlessReason = Literal[
-    "unused",  # nothing reads their results
-    "cancelled",  # their results are multiplied by zero
-    "repeated",  # the step has computed the same before
-    "constant",  # each step computes the same
-    "zeros",  # products in which nearly all elements of a factor are zero
-    "ignored",  # computed for positions whose gradient is zero
-    "broadcast",  # small tensors are broadcast to a large one
-    "growing",  # a loop copies all that it has joined so far, to add a piece
-    "order",  # a product of three matrices whose other order takes fewer multiplications
-    "unused_rows",  # all rows of a table get a gradient, although few were looked up
-    "double",  # computed in float64, as the whole model is
-    "some_double",  # computed in float64, in a model of float32
-    "figures",  # only Python reads the results
-    "scores",  # attention stores its scores
-    "cells",  # a recurrent cell is called for one element of a sequence after another
-    "looped",  # one call on whole tensors could replace those of a loop
-    "gathered",  # a layer is applied to copies of the same rows
-    "copied",  # they only copy a tensor
-    "side_work",  # a costly place of the program runs no layers or losses
-    "unfused",  # the same, between the layers of the model
-]
-PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a place
-# reasons whose operators may have another reason, too
-OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double")
 
 
 class NeedlessOperators(Part):
