@@ -986,12 +986,12 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
         if counted_s >= EXPLAINED * steady.pattern_s:
             return
-    yield costs.finding(
-        "pattern",
-        steady.pattern_s,
-        phase=pattern.part,
-        facts={"every": float(pattern.every)},
-    )
+    # what a slow step takes longer than the others, if one step in ``every`` is slow
+    extra_s = steady.pattern_s * pattern.every / max(len(pattern.slow), 1)
+    fields = costs.main_line(pattern.part, extra_s) if pattern.part else {}
+    fields["phase"] = pattern.part
+    fields["facts"] = {"every": float(pattern.every)}
+    yield costs.finding("pattern", steady.pattern_s, **fields)
 
 
 def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:

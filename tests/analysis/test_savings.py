@@ -371,6 +371,16 @@ def test_a_wait_that_the_loader_did_not_cause_is_not_its_own(cause: str) -> None
     assert waits.saves_s == pytest.approx(data_s - 0.4 / steps)
 
 
+def test_a_pattern_names_the_function_that_takes_most_of_a_slow_step() -> None:
+    name, _, record = CASES["every fifth step"]
+    rows = [line(50.0, what="matplotlib.draw", phase="forward", function="Model.plot"), line(5.0, phase="forward")]
+    pattern = next(
+        found for found in findings_of(record.model_copy(update={"python_times": rows})) if found.name == name
+    )
+    assert pattern.owner == "Model.plot"
+    assert "takes longer every 5 steps" in remedy_of(pattern, record)
+
+
 def test_a_short_phase_of_a_busy_machine_counts_with_its_cpu_time() -> None:
     """Other programs made the optimizer ten times longer, and the rest of the step twice as long."""
     use = {"forward": ThreadUse(wall_s=0.06, ran_s=0.03, no_cpu_s=0.03),

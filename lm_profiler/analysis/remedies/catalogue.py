@@ -619,6 +619,11 @@ def _pattern_text(
 ) -> str:
     """Return the advice about every n-th step being slow; ``option`` is the option that shows whose code is slow."""
     period = int(finding.facts.get("every", 0.0))
+    if finding.file:
+        return (
+            f"Do the work of {_place(finding)} less often, or make it faster: {finding.phase} takes longer every "
+            f"{period} steps, and most of that time is spent there."
+        )
     sentence = f"Find out why {finding.phase} takes longer every {period} steps"
     if finding.phase == "other":
         sentence += f": {option}={period + 1} shows which code takes the time"
@@ -886,6 +891,14 @@ REMEDIES: Sequence[Remedy] = (
         _on_operators(
             "Give the embedding in {code} sparse gradients (sparse=True, with SparseAdam, Adagrad or SGD): "
             "{share} of its rows are not used in a step, but the optimizer updates all rows."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "renormalized",
+        _on_operators(
+            "Renormalize all rows of the embedding in {code} at once after each update (weight.data.renorm_) instead "
+            "of with max_norm, which handles the rows that are looked up one by one."
         ),
         likely_share=0.9,
     ),

@@ -179,6 +179,12 @@ def large_table(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels) + found.mean()
 
 
+def embedding_with_max_norm(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    step.net.table.max_norm = 0.1
+    rows = [step.net.table(labels + shift) for shift in range(8)]  # here
+    return plain(step, hidden, labels) + torch.cat(rows).square().mean()
+
+
 def float64(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     weights = torch.from_numpy(np.ones((TOKENS, CLASSES)))
     logits = step.net.head(hidden) * weights  # here
@@ -312,6 +318,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (growing_tensor, "growing", "forward"),
         (costly_order, "order", "forward"),
         (large_table, "unused_rows", "optimizer"),
+        (embedding_with_max_norm, "renormalized", "forward"),
         (float64, "some_double", "forward"),
         (metric, "figures", "forward"),
         (metric_of_numpy, "figures", "forward"),
