@@ -175,6 +175,11 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "float64 of unknown rate": ("double", 96.0 / 2.0, made(settings=Settings(precision="64-true"))),
     "gaps and traffic": (
         "compile", 60.0,
+        made(device="cuda", waterfall=fall(ideal=35.0, gaps=10.0, beyond_bandwidth=50.0),
+             settings=Settings(compiled=False)),
+    ),
+    "gaps and traffic on the CPU": (
+        "compile", 30.0,
         made(waterfall=fall(ideal=35.0, gaps=10.0, beyond_bandwidth=50.0), settings=Settings(compiled=False)),
     ),
     "float32 products": (

@@ -23,7 +23,8 @@ _LEAST_S = 0.1
 _LEAST_STEPS = 10.0
 # Epoch boundaries that all take as long are an event if there were so many, and they take this share of the time.
 _FEWEST_COSTLY = 4
-_COSTLY_SHARE = 0.1
+_COSTLY_SHARE = 0.05
+_LEAST_COSTLY_S = 0.05  # shorter ones are no event, whatever their share
 _CORRECTED = 0.1  # a lasting increase is reported again if the duration has changed by this share
 
 
@@ -128,7 +129,7 @@ class Durations:
         times = len(self._since_first_s)
         mean_s = total_s / times
         if self._cost is None:
-            is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_S
+            is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_COSTLY_S
             if times < _FEWEST_COSTLY or not is_costly:
                 return
             self._cost = LongDurations(
