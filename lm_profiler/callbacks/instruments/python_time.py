@@ -149,6 +149,8 @@ class PythonTimes:
     # the call from outside of the program's code that runs now
     _outer_call: _RunningCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
+    # the frame of the function with the program's own loop; None if it made no call outside of all phases
+    _loop_frame: FrameType | None = None
     _events_left: int = MOST_EVENTS
     # the phase in which ``MOST_EVENTS`` ended the following; None if that limit was not reached
     _cut_phase: int | None = None
@@ -175,6 +177,7 @@ class PythonTimes:
         if is_following:
             sys.setprofile(None)
         del self._stack[1:]
+        self._loop_frame = None
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle a call or return that Python reports: add the time since the last event to the line that ran."""
@@ -185,7 +188,7 @@ class PythonTimes:
             now_ns = self.clock()
             ran_ns = self.thread_clock()
         try:
-            if owner is not None:
+            if owner is not None and self._is_followed(owner):
                 followed = self._followed[self.phase(), _line_of(owner), activity]
                 followed.intervals += 1
                 followed.ran_ns += ran_ns - self._last_ran_ns
@@ -197,7 +200,7 @@ class PythonTimes:
             if event == "call":
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
-                self._enter(self._call_of_c(argument))
+                self._enter(self._call_of_c(argument, frame))
             elif len(self._stack) > 1:
                 # (Functions that were called before ``start`` are not on the stack.)
                 self._stack.pop()
@@ -236,10 +239,10 @@ class PythonTimes:
     def _enter(self, call: _FollowedCall) -> None:
         """Put ``call``, which begins, onto the stack, and count it."""
         self._stack.append(call)
-        if call.owner is None:
+        if call.owner is None or not self._is_followed(call.owner):
             return
         line = _line_of(call.owner)
-        if self._outer_call is None:
+        if self._outer_call is None and call.owner is not self._loop_frame:
             file, _, name = line
             function = (file, call.owner.f_code.co_firstlineno, name)
             self._outer_call = _RunningCall(
@@ -249,7 +252,7 @@ class PythonTimes:
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
-        caller = self._stack[-1]
+        caller = self._caller(frame.f_back)
         file = frame.f_code.co_filename
         package = package_of(file)
         is_called_by_printing = package and caller.activity == PRINTING
@@ -300,14 +303,35 @@ class PythonTimes:
             return None
         return "untrained"
 
-    def _call_of_c(self, function: Any) -> _FollowedCall:
-        """Return which line and activity get the time of a C ``function``.
+    def _is_followed(self, owner: FrameType) -> bool:
+        """Return whether the line that ``owner`` runs is followed now; those of the loop are outside of all phases."""
+        return owner is not self._loop_frame or self.phase() == OTHER
+
+    def _caller(self, frame: FrameType | None) -> _FollowedCall:
+        """Return the innermost call that is followed, for a call that ``frame`` makes.
+
+        The function with a loop of the program's own began before the following. Outside of all phases it is followed
+        like the functions that it calls.
+        """
+        caller = self._stack[-1]
+        if self.phase() != OTHER:
+            is_of_loop = caller.owner is not None and caller.owner is self._loop_frame
+            return _OUTERMOST if is_of_loop else caller
+        if len(self._stack) > 1 or frame is None:
+            return caller
+        if package_of(frame.f_code.co_filename):
+            return caller
+        self._loop_frame = frame
+        return _FollowedCall(frame, _PYTHON)
+
+    def _call_of_c(self, function: Any, frame: FrameType) -> _FollowedCall:
+        """Return which line and activity get the time of a C ``function`` that ``frame`` calls.
 
         The line stays that of the caller. A function that the program's own code calls is an activity of its own.
         Within a library, builtins and operators count as the library's activity. Operators that torch's Python code
         calls, and all other functions, are activities of their own.
         """
-        caller = self._stack[-1]
+        caller = self._caller(frame)
         if caller.owner is None or caller.activity == OURS:
             return caller
         name = _name_of(function)

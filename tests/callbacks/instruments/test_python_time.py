@@ -1,5 +1,6 @@
 """Whose Python runs: known waits and calls, charged to the line of the program that makes them."""
 
+import inspect
 import itertools
 import json
 import sys
@@ -62,6 +63,25 @@ def test_a_sleep_is_its_callers_line() -> None:
     # A generator is the function's that it stands in.
     assert seconds_in(rows, "nested", "python") > 0.0
     assert not any("genexpr" in row.function for row in rows)
+
+
+def test_what_the_function_with_the_loop_calls_itself_counts_outside_of_phases() -> None:
+    """It began before the following, and its phases are divided by the functions that they call."""
+    phase = [OTHER]
+    times = PythonTimes(lambda: phase[0], time.perf_counter_ns)
+    times.start()
+    time.sleep(0.03)  # here
+    phase[0] = FORWARD
+    time.sleep(0.02)
+    phase[0] = OTHER
+    times.stop()
+    rows = [row for row in times.shares() if row.what == "time.sleep"]
+    source, first_line = inspect.getsourcelines(
+        test_what_the_function_with_the_loop_calls_itself_counts_outside_of_phases
+    )
+    planted_line = first_line + next(index for index, text in enumerate(source) if "# here" in text)
+    assert [(row.phase, row.line) for row in rows] == [("other", planted_line)]
+    assert rows[0].seconds >= 0.03
 
 
 def test_following_itself_is_nobodys_time() -> None:
