@@ -988,9 +988,9 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
         if counted_s >= EXPLAINED * steady.pattern_s:
             return
-    # what a slow step takes longer than the others, if one step in ``every`` is slow
-    extra_s = steady.pattern_s * pattern.every / max(len(pattern.slow), 1)
-    fields = costs.main_line(pattern.part, extra_s) if pattern.part else {}
+    fields: dict[str, Any] = {}
+    if pattern.part is not None:
+        fields = costs.main_line(pattern.part, steady.pattern_s)
     fields["phase"] = pattern.part
     fields["facts"] = {"every": float(pattern.every)}
     yield costs.finding("pattern", steady.pattern_s, **fields)

@@ -378,7 +378,7 @@ def test_a_wait_that_the_loader_did_not_cause_is_not_its_own(cause: str) -> None
 
 def test_a_pattern_names_the_function_that_takes_most_of_a_slow_step() -> None:
     name, _, record = CASES["every fifth step"]
-    rows = [line(50.0, what="matplotlib.draw", phase="forward", function="Model.plot"), line(5.0, phase="forward")]
+    rows = [line(9.0, what="matplotlib.draw", phase="forward", function="Model.plot"), line(2.0, phase="forward")]
     pattern = next(
         found for found in findings_of(record.model_copy(update={"python_times": rows})) if found.name == name
     )
