@@ -939,7 +939,7 @@ REMEDIES: Sequence[Remedy] = (
         "cells",
         _on_operators(
             "Use the layer for whole sequences instead of its cell at {code} (nn.LSTM instead of nn.LSTMCell, for "
-            "example): all inputs of the loop are known before it begins."
+            "example), outside of the loop: the cell's inputs do not depend on its own earlier outputs."
         ),
         likely_share=0.9,
     ),
