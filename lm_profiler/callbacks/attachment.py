@@ -238,12 +238,6 @@ class Attachment:
         except BaseException as error:
             self.guard.handle(error)
 
-    def drop_last_batch(self) -> None:
-        """Take back the last counted batch of the running step, because it was not for training."""
-        session = self.finisher.session
-        if session is not None:
-            session.counts.drop_last()
-
     def count_ended_batch(
         self, trainer: object, module: object, outputs: object, batch: Any, *_: Any
     ) -> None:

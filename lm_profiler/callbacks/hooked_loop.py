@@ -58,8 +58,6 @@ class HookedLoop:
     tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
     # receives each batch of the loop
     count_batch: Callable[[Any], object] = lambda batch: None
-    # takes back the last batch
-    drop_last_batch: Callable[[], object] = lambda: None
     marks: HookMarks | None = field(default=None, init=False)
     # the model of the first call that was marked, and the call's arguments without data
     _first_call: tuple[nn.Module, Any] | None = field(default=None, init=False)
@@ -231,7 +229,6 @@ class HookedLoop:
             self.modules,
             self.optimizers,
             self.count_batch,
-            self.drop_last_batch,
             self.note_call,
             find_modules,
             report,

@@ -75,7 +75,6 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
 
     attachment = Attachment(loop, options, restore)
     loop.count_batch = attachment.count_batch
-    loop.drop_last_batch = attachment.drop_last_batch
     attachment.guard.run(attachment.prepare, options.clock())
     attachment.guard.run(attachment.start)
     return HookedRun(loop, attachment)

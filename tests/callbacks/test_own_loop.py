@@ -462,7 +462,6 @@ ENTRIES = {
     "_run_guarded", "_marked", "_marked_scaler", "_marked_fetch",
     "__init__", "install", "restore", "count_only", "close_step", "_report_what_was_not_seen",  # outside of steps
     "_close_named_phases", "_report_once", "_report_nested_loop",  # for wrong use, which this program has none of
-    "_count_pass", "_note_iterator",  # have a guard of their own
     "_hook", "_hook_children", "_fail_optimizer", "see_host_batches", "mark_optimizers",
 }  # fmt: skip
 HOOKS = [name for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES]

@@ -3,7 +3,6 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,56 +237,6 @@ def validates_in_training_mode() -> None:
             for batch in validation_loader:
                 model(batch)
 
-    epochs_of_seven(validate)
-
-
-@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
-def validates_without_gradients_in_each_call() -> None:
-    """The batches of the validation are fetched with gradients, so only the first call shows what they are for."""
-
-    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
-        for batch in validation_loader:
-            with torch.no_grad():
-                model(batch)
-
-    epochs_of_seven(validate)
-
-
-@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1, other=1)
-def without_gradients_first_in_epochs() -> None:
-    """In each step the first call is one without gradients, also after an epoch."""
-    model, optimizer = trained()
-    training_loader = loader(7)
-    for _ in range(STEPS // 7):
-        for batch in training_loader:
-            with torch.no_grad():
-                model(batch)
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
-def validates_a_copy() -> None:
-    """As in federated learning: a mean of models is evaluated after each epoch, with gradients."""
-
-    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
-        mean = deepcopy(model)
-        mean.eval()
-        for batch in validation_loader:
-            mean(batch)
-
-    epochs_of_seven(validate)
-
-
-@shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
-def evaluates_a_copy_once() -> None:
-    """The next epoch begins while the copy is still in evaluation mode."""
-
-    def validate(model: SlowModel, validation_loader: DataLoader[Any]) -> None:
-        copies.append(deepcopy(model).eval())
-
-    copies: list[nn.Module] = []
     epochs_of_seven(validate)
 
 

@@ -141,13 +141,6 @@ class BatchCounts:
         if sizes.has_token_names:
             self._useful_guard.run(self._useful_tokens.add, batch, tokens)
 
-    def drop_last(self) -> None:
-        """Take back the last batch of the running step, because it was not for training."""
-        if self._sizes:
-            self._sizes.pop()
-        if self._own_tokens:
-            self._own_tokens.pop()
-
     def _sizes_of(self, batch: Any, layout: Any) -> BatchSizes:
         """Return the sizes of ``batch``, and remember them for its ``layout`` unless that is None."""
         tokens: int | None = None

@@ -88,7 +88,6 @@ class HookMarks:
         modules: the outermost modules of the loop; those of further optimizers are added.
         optimizers: the optimizers of the loop; further ones that step are added.
         count_batch: receives each batch.
-        drop_last_batch: takes back the last batch, which was not for training.
         note_call: receives the model and the arguments of its first call in a step.
         find_modules: returns the modules of an optimizer.
         report: receives notes for the user.
@@ -101,7 +100,6 @@ class HookMarks:
         modules: list[nn.Module],
         optimizers: list[Any],
         count_batch: Callable[[Any], object],
-        drop_last_batch: Callable[[], object],
         note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
         report: Callable[[str], object],
@@ -114,7 +112,6 @@ class HookMarks:
         self.batches_per_step: int | None = None  # of the last step
         self.autocast: Autocast | None = None
         self._count_batch = count_batch
-        self._drop_last_batch = drop_last_batch
         # None after the first call
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules
@@ -154,14 +151,6 @@ class HookMarks:
         self._checks_next_loop = True
         # returns the iterator from which the last such batch came
         self._earlier_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
-        # returns the iterator of the pass over a loader that is for validation
-        self._validation_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
-        # whether the pass over a loader that begins is one after an epoch, over data that no step had
-        self._has_new_data = False
-        # returns the iterator of such a pass an epoch, over data that no step had
-        self._new_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
-        # returns the model of a class of the loop's that was last put into evaluation mode
-        self._evaluated_ref: Callable[[], Any] = DEAD_REFERENCE
         # in the running step: batches from a loader, calls of models, and backward passes
         self._batches = 0
         self._calls = 0
@@ -208,7 +197,6 @@ class HookMarks:
         for kind in loader_iterators():
             replace(kind, "__next__", self._marked_fetch)
         replace(DataLoader, "__iter__", self._counted_pass)
-        replace(nn.Module, "eval", self._noted_eval)
 
     def see_host_batches(self, note: Callable[[Any], object]) -> None:
         """Do nothing: the loop moves its batches itself, and masks on a device are not read."""
@@ -296,8 +284,7 @@ class HookMarks:
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
         """Return whether a call of ``modules`` or of a loader is for validation now.
 
-        It is if all modules are in evaluation mode, or if gradients are off between steps. A pass over a loader for the
-        evaluation of another model is recognized by ``_is_evaluating_copy``.
+        It is if all modules are in evaluation mode, or if gradients are off between steps.
         """
         if self._has_trained and modules and not any(map(_is_training, modules)):
             return True
@@ -388,10 +375,7 @@ class HookMarks:
             if self._named_phases[-1] == tape.DATA:
                 return False
             self._close_named_phases()
-        is_of_validation_pass = (
-            iterator is not None and iterator is self._validation_iterator_ref()
-        )
-        if is_of_validation_pass or self._is_validation(self.modules):
+        if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
         if self._checks_next_loop:
@@ -421,7 +405,7 @@ class HookMarks:
             self.timeline.mark(tape.FAIL)
         self.timeline.mark(tape.LEAVE)
         if is_end_of_data:
-            self._passes_guard.run(self.passes.finish, iterator)
+            self.passes.finish()
             self._go_outside(EPOCH)
             self._note_loop_end(iterator)
 
@@ -429,62 +413,16 @@ class HookMarks:
         """Return ``make_iterator``, a loader's ``__iter__``, with each pass over its data counted."""
 
         def counted_pass(loader: Any) -> Any:
-            is_validation = self._passes_guard.run(self._count_pass, loader)
-            iterator = make_iterator(loader)
-            self._passes_guard.run(self._note_iterator, iterator, is_validation)
-            return iterator
+            self._passes_guard.run(self._count_pass, loader)
+            return make_iterator(loader)
 
         return counted_pass
 
-    def _count_pass(self, loader: Any) -> bool:
-        """Count a pass over the data of ``loader`` if it is for training; return whether it is for validation."""
-        if self._is_unmarked():
-            return False
-        if self._is_validation(self.modules) or self._is_evaluating_copy(loader):
-            return True
-        if self.passes.are_for_validation(loader):
-            return True
-        self._has_new_data = self._is_outside and not self.passes.include(loader)
+    def _count_pass(self, loader: Any) -> None:
+        """Count a pass over the data of ``loader`` if it is for training."""
+        if self._is_unmarked() or self._is_validation(self.modules):
+            return
         self.passes.begin(loader)
-        return False
-
-    def _note_iterator(self, iterator: Any, is_validation: bool | None) -> None:
-        """Note that a pass over ``iterator`` begins, which only the thread of the loop does."""
-        if self._is_unmarked():
-            return
-        self._validation_iterator_ref = DEAD_REFERENCE
-        self._new_iterator_ref = DEAD_REFERENCE
-        if is_validation:
-            self._validation_iterator_ref = ref(iterator)
-        elif self._has_new_data:
-            self._new_iterator_ref = ref(iterator)
-            self._steps_before_pass = self._ended_steps
-
-    def _is_evaluating_copy(self, loader: Any) -> bool:
-        """Return whether a copy of the model is in evaluation mode, and ``loader`` has data that no step had so far."""
-        copy = self._evaluated_ref()
-        return (
-            copy is not None and not copy.training and not self.passes.include(loader)
-        )
-
-    def _noted_eval(self, switch: Function) -> Function:
-        """Return ``switch``, the method ``eval`` of modules, with calls noted for models of the classes of the loop's.
-
-        Such a model may be a copy, such as the mean of several models, whose calls have no hooks.
-        """
-
-        def noted_eval(module: nn.Module) -> Any:
-            if not _is_compiling():
-                self._run_guarded(self._note_eval, module)
-            return switch(module)
-
-        return noted_eval
-
-    def _note_eval(self, module: nn.Module) -> None:
-        if self._is_unmarked() or not self._has_trained:
-            return
-        if any(type(module) is type(known) for known in self.modules):
-            self._evaluated_ref = ref(module)
 
     @property
     def restarts_loader(self) -> bool | None:
@@ -550,14 +488,9 @@ class HookMarks:
             return
         if not torch.is_grad_enabled():
             # A call within a step, for example to make the batch, is no forward pass.
-            if self._new_iterator_ref() is not None:
-                self._begin_validation_pass()
             return
         if self._batches == 0:
             self._end_step_if_done()
-            # Whatever was taken for a pass for validation trains.
-            self._validation_iterator_ref = DEAD_REFERENCE
-            self.passes.forget_validation()
             batch = (*args, kwargs) if kwargs else args
             self._count_batch(batch)
         if self._forward_is_open:
@@ -574,23 +507,6 @@ class HookMarks:
         self._forward_is_marked = True
         timeline = self.timeline
         timeline.note((tape.FORWARD, timeline.clock()))
-
-    def _begin_validation_pass(self) -> None:
-        """Note that a model is called without gradients within a pass, after an epoch, over data that no step had.
-
-        If that is the first call since the pass began, the pass is for validation. Its first batch has begun a step.
-        """
-        iterator = self._new_iterator_ref()
-        self._new_iterator_ref = DEAD_REFERENCE
-        has_no_step = self._ended_steps == self._steps_before_pass
-        is_first_call = self._batches == 1 and self._calls + self._backwards == 0
-        if not has_no_step or not is_first_call:
-            return
-        self._validation_iterator_ref = ref(iterator)
-        self.passes.take_back(iterator)
-        self._batches = 0
-        self._drop_last_batch()
-        self._go_outside(VALIDATION)
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that the call of a model ends; if a loader made the batch, forward stays open to include the loss."""

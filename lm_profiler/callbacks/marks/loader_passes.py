@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
-
-from lm_profiler.torch_names import ITERATED_DATASET
 
 # a weak reference to what no longer exists: it returns None
 DEAD_REFERENCE: Callable[[], Any] = ref(set())
@@ -29,8 +26,6 @@ class LoaderPasses:
     def __init__(self) -> None:
         # weak references to the datasets of which a pass has begun, by identity
         self._datasets: dict[int, Callable[[], Any]] = {}
-        # returns the dataset of the last pass that turned out to be for validation
-        self._validation_dataset_ref: Callable[[], Any] = DEAD_REFERENCE
         self._loader_ref: Callable[[], Any] = (
             DEAD_REFERENCE  # the loader of the last pass
         )
@@ -40,43 +35,20 @@ class LoaderPasses:
     def begin(self, loader: Any) -> None:
         """Note that a pass for training over the data of ``loader`` begins."""
         dataset = getattr(loader, "dataset", None)
-        with suppress(TypeError):  # such as a list, to which no weak references exist
+        try:
             dataset_ref = ref(dataset)
             self._loader_ref = ref(loader)
-            self._repeated_passes += self._has_dataset(dataset)
+        except TypeError:  # such as a list, to which no weak references exist
+            return
+        known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
+        if known_ref() is dataset:
+            self._repeated_passes += 1
+        else:
             self._datasets[id(dataset)] = dataset_ref
 
-    def finish(self, iterator: Any) -> None:
-        """Note that the loop took all batches of a pass, which may have begun before this object was made."""
+    def finish(self) -> None:
+        """Note that the loop took all batches of a pass."""
         self._finished_passes += 1
-        dataset = ITERATED_DATASET.get_or(iterator)
-        with suppress(TypeError):
-            self._datasets[id(dataset)] = ref(dataset)
-
-    def take_back(self, iterator: Any) -> None:
-        """Note that the last pass, whose batches come from ``iterator``, is for validation."""
-        dataset = ITERATED_DATASET.get_or(iterator)
-        if self._has_dataset(dataset):
-            self._datasets.pop(id(dataset))
-            self._validation_dataset_ref = ref(dataset)
-        self._loader_ref = DEAD_REFERENCE
-
-    def are_for_validation(self, loader: Any) -> bool:
-        """Return whether the last pass that was taken back had the data of ``loader``."""
-        dataset = self._validation_dataset_ref()
-        return dataset is not None and getattr(loader, "dataset", None) is dataset
-
-    def forget_validation(self) -> None:
-        """Note that a pass that was taken for validation trains."""
-        self._validation_dataset_ref = DEAD_REFERENCE
-
-    def include(self, loader: Any) -> bool:
-        """Return whether the loop has trained with the data of ``loader`` before."""
-        return self._has_dataset(getattr(loader, "dataset", None))
-
-    def _has_dataset(self, dataset: Any) -> bool:
-        known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
-        return dataset is not None and known_ref() is dataset
 
     @property
     def loader(self) -> Any:
