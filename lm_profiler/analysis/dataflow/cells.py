@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from lm_profiler.analysis.dataflow.loops import (
     longest_chain,
@@ -14,6 +14,10 @@ from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD = "forward"
 _FEWEST_ELEMENTS = 16  # of a sequence
+_STATES = 2  # of an LSTM: its output, and the inner state
+_ACTIVATION_OF_STATE = (
+    "aten::tanh"  # reads the inner state; those of the gates work in place
+)
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -34,7 +38,9 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     for numbers in calls_by_line.values():
         products = _products_by_weight(step, numbers)
         products_with_inputs = _products_with_inputs(step, products)
-        if products_with_inputs is None:
+        if products_with_inputs is None or not _keeps_states(
+            step, numbers, products_with_inputs
+        ):
             continue
         for number in numbers:
             call = step.calls[number]
@@ -82,3 +88,52 @@ def _products_with_inputs(
     if weights_of_inputs != weights_of_states:
         return None
     return products_with_inputs
+
+
+def _keeps_states(
+    step: StepCalls, numbers: Sequence[int], products_with_inputs: Container[int]
+) -> bool:
+    """Return whether the calls ``numbers`` of a cell pass its states on as they are, as a layer does.
+
+    A program may change the states between two calls of its cell (dropout, a reset), read each inner state, or end the
+    loop because of a result: a layer cannot do that.
+    """
+    calls_of_cell = set(numbers)
+    written: set[int] = set()  # storages that the cell writes
+    for number in numbers:
+        written.update(step.calls[number].writes)
+    # what other calls write and the cell reads as a state: only before its first call
+    first_states: set[int] = set()
+    inner_states: set[int] = set()
+    for number in numbers:
+        call = step.calls[number]
+        if number not in products_with_inputs:
+            for storage in call.reads:
+                if storage not in written and storage in step.writers:
+                    first_states.add(storage)
+        if call.name == _ACTIVATION_OF_STATE:
+            inner_states.update(call.reads)
+    read_inner_states = 0
+    for storage in inner_states:
+        readers = set(step.readers.get(storage, ())) - calls_of_cell
+        read_inner_states += any(
+            step.calls[reader].phase == _FORWARD for reader in readers
+        )
+    between_calls = range(numbers[0], numbers[-1])
+    ends_early = any(step.calls[number].is_host_read for number in between_calls)
+    has_own_states = len(first_states) <= _STATES and _writers_are_of_cell(
+        step, numbers, written
+    )
+    return has_own_states and read_inner_states <= 1 and not ends_early
+
+
+def _writers_are_of_cell(
+    step: StepCalls, numbers: Iterable[int], written: Container[int]
+) -> bool:
+    """Return whether nothing but the calls ``numbers`` writes to the storages ``written``."""
+    calls_of_cell = set(numbers)
+    for number, call in enumerate(step.calls):
+        is_other_call = number not in calls_of_cell and call.phase == _FORWARD
+        if is_other_call and any(storage in written for storage in call.writes):
+            return False
+    return True

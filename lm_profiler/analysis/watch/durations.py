@@ -72,8 +72,10 @@ class Durations:
     """Follows the durations of one kind, such as validations."""
 
     reports_cost: bool = False  # whether durations that all take long are an event
-    _at_first_s: float | None = None  # when the first duration ended
-    _since_first_s: list[float] = field(default_factory=list)  # the durations after it
+    # when the first durations were handed over; the cost is that of later ones
+    _at_first_s: float | None = None
+    _times_since_first: int = 0
+    _seconds_since_first: float = 0.0
     _cost: LongDurations | None = None
     # the last durations that were not long
     _usual_s: deque[float] = field(
@@ -120,17 +122,17 @@ class Durations:
 
     def _follow_cost(self, seconds: float, step: int, at_s: float) -> None:
         """Update the cost of all durations, or find that it is much of the time."""
-        if self._at_first_s is None:
+        # Several durations may be handed over at once, with the same time.
+        if self._at_first_s is None or at_s <= self._at_first_s:
             self._at_first_s = at_s
             return
-        self._since_first_s.append(seconds)
-        total_s = sum(self._since_first_s)
-        share = total_s / max(at_s - self._at_first_s, total_s)
-        times = len(self._since_first_s)
-        mean_s = total_s / times
+        self._times_since_first += 1
+        self._seconds_since_first += seconds
+        mean_s = self._seconds_since_first / self._times_since_first
+        share = self._seconds_since_first / (at_s - self._at_first_s)
+        is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_COSTLY_S
         if self._cost is None:
-            is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_COSTLY_S
-            if times < _FEWEST_COSTLY or not is_costly:
+            if self._times_since_first < _FEWEST_COSTLY or not is_costly:
                 return
             self._cost = LongDurations(
                 first_step=step,
@@ -141,9 +143,10 @@ class Durations:
             )
             self._changed.append(self._cost)
         self._cost.now_s = mean_s
-        self._cost.times = times
-        self._cost.excess_s = total_s
+        self._cost.times = self._times_since_first
+        self._cost.excess_s = self._seconds_since_first
         self._cost.share = share
+        self._cost.is_withdrawn = not is_costly
 
     def _is_long_duration(self, seconds: float, usual_s: float, least_s: float) -> bool:
         """Return whether a duration is much longer than the usual ones, by at least ``least_s``."""

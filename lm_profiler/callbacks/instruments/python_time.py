@@ -616,10 +616,14 @@ def _returned(value: int, *, unchanged: bool = True) -> int:
 
 
 def _weight_versions(module: nn.Module) -> tuple[int, ...]:
-    """Return how often each weight of ``module`` has been changed in place."""
-    return tuple(
-        WEIGHT_VERSION.get_or(parameter, 0) for parameter in module.parameters()
-    )
+    """Return how often each weight of ``module`` has been changed in place; 0 for inference tensors."""
+    versions: list[int] = []
+    for parameter in module.parameters():
+        version = 0
+        if not parameter.is_inference():
+            version = WEIGHT_VERSION.get_or(parameter, 0)
+        versions.append(version)
+    return tuple(versions)
 
 
 def _line_of(frame: FrameType) -> Line:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import cache, wraps
 from traceback import walk_stack
 from typing import Any, NamedTuple
 from weakref import ref
@@ -321,10 +321,12 @@ class StepOperators:
         storages: set[int] = set()
         for identity, reference in self._other_leaves.items():
             leaf = reference()
-            if leaf is None or leaf.grad is None or identity in updated_tensors:
+            gradient = None if leaf is None else leaf.grad
+            if gradient is None or identity in updated_tensors:
                 continue
-            if leaf.grad.layout is torch.strided:
-                storages.add(self._storages.number_of(leaf.grad))
+            is_kept_itself = sys.getrefcount(gradient) > _references_to_gradient()
+            if gradient.layout is torch.strided and not is_kept_itself:
+                storages.add(self._storages.number_of(gradient))
         return storages
 
     def _accumulated(self, gradients: dict[int, int]) -> set[int]:
@@ -349,6 +351,18 @@ class _Access(NamedTuple):
     changed: set[int]  # storages of arguments that the call changes
     made: set[int]  # storages of results that are not views of arguments
     overwritten: set[int]  # those of ``changed`` whose earlier content is not read
+
+
+@cache
+def _references_to_gradient() -> int:
+    """Return how many references ``sys.getrefcount`` counts for a gradient that only its tensor holds.
+
+    It depends on the version of torch, which may hold one itself.
+    """
+    leaf = torch.zeros(1, requires_grad=True)
+    leaf.grad = torch.zeros(1)
+    gradient = leaf.grad
+    return sys.getrefcount(gradient)
 
 
 def _updated_parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:

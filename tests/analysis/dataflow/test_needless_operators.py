@@ -416,6 +416,37 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def changed_states(
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Callable[[Step, Tensor, Tensor], Tensor]:
+    def loss_of(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+        tokens = hidden.view(20, -1, WIDTH)
+        output, memory = torch.zeros_like(tokens[0]), torch.zeros_like(tokens[0])
+        outputs = []
+        for token in tokens:
+            output, memory = change(*step.net.lstm_cell(token, (output, memory)))
+            outputs.append(output)
+        return plain(step, torch.cat(outputs), labels)
+
+    return loss_of
+
+
+def penalized_memory(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The loss reads each inner state."""
+    penalties: list[Tensor] = []
+
+    def penalize(output: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        penalties.append(memory.square().mean())
+        return output, memory
+
+    return changed_states(penalize)(step, hidden, labels) + torch.stack(penalties).sum()
+
+
+dropped_states = changed_states(lambda output, memory: (functional.dropout(output, 0.1), memory))
+reset_memory = changed_states(lambda output, memory: (output, memory * (torch.rand(len(memory), 1) > 0.1)))
+normalized_states = changed_states(lambda output, memory: (functional.layer_norm(output, (WIDTH,)), memory))
+
+
 def recurrent(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Each call needs the one before it."""
     for _ in range(40):
@@ -462,6 +493,15 @@ def attention_with_dropout(step: Step, hidden: Tensor, labels: Tensor) -> Tensor
 def attention_by_hand_with_dropout(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     weights = functional.dropout((hidden @ hidden.T).softmax(-1), 0.1)
     return plain(step, weights @ hidden, labels)
+
+
+def saliency(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The program keeps the gradient of an input itself."""
+    step.input = hidden.detach().requires_grad_()  # type: ignore[attr-defined]
+    step.frozen.requires_grad_(False)
+    step.backward(plain(step, step.frozen(step.input), labels))  # type: ignore[attr-defined]
+    step.saliency = step.input.grad  # type: ignore[attr-defined]
+    return plain(step, hidden, labels)
 
 
 def dead_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -521,6 +561,11 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
     [
         (cell_without_kernel, "cells"),
         (decoder, "cells"),
+        (penalized_memory, "cells"),
+        (saliency, "unused"),
+        (dropped_states, "cells"),
+        (reset_memory, "cells"),
+        (normalized_states, "cells"),
         (decoder, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (dead_activations, "zeros"),

@@ -63,3 +63,15 @@ def test_epoch_boundaries_that_all_take_long_are_a_cost(
         (cost,) = events
         assert (cost.times, cost.now_s, cost.excess_s) == (9, pytest.approx(0.7), pytest.approx(6.3))
         assert cost.share == pytest.approx(0.7 / 2.7)
+
+
+def test_epoch_boundaries_that_are_handed_over_together_are_no_cost_yet() -> None:
+    """They have the same time, so their share of it is unknown."""
+    durations = Durations(reports_cost=True)
+    for _ in range(6):
+        durations.add(0.06, step=600, at_s=10.0, step_s=0.005)
+    assert durations.take_changed() == []
+    for number in range(6):
+        durations.add(0.06, step=700 + number, at_s=20.0 + 5 * number, step_s=0.005)
+    durations.finish()
+    assert durations.take_changed() == []
