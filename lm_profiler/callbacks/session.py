@@ -100,18 +100,12 @@ class Instruments:
     def end(self, stage: str) -> None:
         """End the instruments of ``stage``, in the reverse of the order in which they began."""
         for instrument in reversed(self._in_order):
-            if instrument.guard.is_disabled:
-                instrument.guard.undo()  # inside a backward pass, where it failed, not everything could be undone
-            else:
-                instrument.guard.run(instrument.end, stage)
+            instrument.guard.end(instrument.end, stage)
 
     def discard(self) -> None:
         """Stop all instruments without a result."""
         for instrument in reversed(self._in_order):
-            if instrument.guard.is_disabled:
-                instrument.guard.undo()  # as in ``end``
-            else:
-                instrument.guard.run(instrument.discard)
+            instrument.guard.end(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
         """Return what all instruments have measured so far, by the names of the fields of ``Measured``."""

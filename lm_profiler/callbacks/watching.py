@@ -513,10 +513,7 @@ class Watching:
             return
         self._tracer = None
         self._add_own_span(self._trace_began_ns, now_ns)
-        if tracer.guard.is_disabled:
-            tracer.guard.undo()  # within an optimizer's step, its hooks had to stay
-        else:
-            tracer.guard.run(tracer.result)
+        tracer.guard.end(tracer.result)
         for step in self._timeline.reading().finished:
             self._traced_steps.append(
                 TracedStep(

@@ -100,6 +100,16 @@ class Guard:
             self.handle(error)
             return otherwise
 
+    def end(self, call: Callable[..., object], *args: Any) -> None:
+        """Make the last ``call`` of the instrument. If it is disabled, undo the rest of what it did to training.
+
+        Within a backward pass, or within an optimizer's step, not everything could be undone.
+        """
+        if self.is_disabled:
+            self.undo()
+        else:
+            self.run(call, *args)
+
     def wrap(self, call: Callable[..., Any]) -> Hook:
         """Wrap ``call`` for training's objects; the wrapper returns None once the instrument is disabled."""
         return Hook(self, call)
