@@ -45,9 +45,8 @@ class LongDurations:
     times: int = 1  # the number of durations
     # sum over single long durations of the time beyond the usual; of a cost, the sum of all durations
     excess_s: float = 0.0
-    share: float | None = (
-        None  # of a cost, the share of the time since the first duration ended
-    )
+    # of a cost, the share of the time since the first durations ended
+    share: float | None = None
     # the step at which a course had ended; None: it has not
     until_step: int | None = None
     is_withdrawn: bool = False  # whether a course includes it
@@ -68,15 +67,52 @@ class _Duration(NamedTuple):
 
 
 @dataclass(eq=False)
+class _TotalCost:
+    """The cost of all durations of one kind after the first ones."""
+
+    event: LongDurations | None = None  # None until it is much of the time
+    _began_s: float | None = None  # when the first durations were handed over
+    _times: int = 0
+    _seconds: float = 0.0
+
+    def add(self, seconds: float, step: int, at_s: float) -> list[LongDurations]:
+        """Add a duration, and update the event; return it if it is new."""
+        # Several durations may be handed over at once, with the same time.
+        if self._began_s is None or at_s <= self._began_s:
+            self._began_s = at_s
+            return []
+        self._times += 1
+        self._seconds += seconds
+        mean_s = self._seconds / self._times
+        share = self._seconds / (at_s - self._began_s)
+        is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_COSTLY_S
+        new_events: list[LongDurations] = []
+        if self.event is None:
+            if self._times < _FEWEST_COSTLY or not is_costly:
+                return []
+            self.event = LongDurations(
+                first_step=step,
+                found_step=step,
+                at_s=at_s,
+                against_s=None,
+                now_s=mean_s,
+            )
+            new_events.append(self.event)
+        self.event.now_s = mean_s
+        self.event.times = self._times
+        self.event.excess_s = self._seconds
+        self.event.share = share
+        self.event.is_withdrawn = not is_costly
+        return new_events
+
+
+@dataclass(eq=False)
 class Durations:
     """Follows the durations of one kind, such as validations."""
 
-    reports_cost: bool = False  # whether durations that all take long are an event
-    # when the first durations were handed over; the cost is that of later ones
-    _at_first_s: float | None = None
-    _times_since_first: int = 0
-    _seconds_since_first: float = 0.0
-    _cost: LongDurations | None = None
+    # whether durations that all take long are an event
+    reports_cost: bool = False
+    _total: _TotalCost = field(default_factory=lambda: _TotalCost())
     # the last durations that were not long
     _usual_s: deque[float] = field(
         default_factory=lambda: deque(maxlen=_MOST_DURATIONS)
@@ -97,7 +133,7 @@ class Durations:
         usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
         self._last_durations.append(_Duration(seconds, step, at_s))
         if self.reports_cost:
-            self._follow_cost(seconds, step, at_s)
+            self._changed += self._total.add(seconds, step, at_s)
         if self._follow_course(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
@@ -119,34 +155,6 @@ class Durations:
             event.times += 1
         self._long_event.excess_s += seconds - usual_s
         self._changed.append(self._long_event)
-
-    def _follow_cost(self, seconds: float, step: int, at_s: float) -> None:
-        """Update the cost of all durations, or find that it is much of the time."""
-        # Several durations may be handed over at once, with the same time.
-        if self._at_first_s is None or at_s <= self._at_first_s:
-            self._at_first_s = at_s
-            return
-        self._times_since_first += 1
-        self._seconds_since_first += seconds
-        mean_s = self._seconds_since_first / self._times_since_first
-        share = self._seconds_since_first / (at_s - self._at_first_s)
-        is_costly = share >= _COSTLY_SHARE and mean_s >= _LEAST_COSTLY_S
-        if self._cost is None:
-            if self._times_since_first < _FEWEST_COSTLY or not is_costly:
-                return
-            self._cost = LongDurations(
-                first_step=step,
-                found_step=step,
-                at_s=at_s,
-                against_s=None,
-                now_s=mean_s,
-            )
-            self._changed.append(self._cost)
-        self._cost.now_s = mean_s
-        self._cost.times = self._times_since_first
-        self._cost.excess_s = self._seconds_since_first
-        self._cost.share = share
-        self._cost.is_withdrawn = not is_costly
 
     def _is_long_duration(self, seconds: float, usual_s: float, least_s: float) -> bool:
         """Return whether a duration is much longer than the usual ones, by at least ``least_s``."""
@@ -205,7 +213,7 @@ class Durations:
 
     def finish(self) -> None:
         """At the end of the run, report a course with its last duration, and a cost with all durations."""
-        for event in (self._course, self._cost):
+        for event in (self._course, self._total.event):
             if event is not None:
                 self._changed.append(event)
 

@@ -88,9 +88,7 @@ class WatchedRun:
     _machine: MachineSpeed = field(default_factory=MachineSpeed)
     _slow: SlowSteps = field(default_factory=SlowSteps)
     _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
-    _durations: defaultdict[str, Durations] = field(
-        default_factory=lambda: defaultdict(Durations)
-    )
+    _durations: dict[str, Durations] = field(default_factory=dict)
     # the numbers of the last steps, and when they ended
     _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
@@ -224,8 +222,9 @@ class WatchedRun:
             seconds: how long each took, in order.
             at_s: the time now, in seconds since 1970.
         """
+        if term not in self._durations:
+            self._durations[term] = Durations(reports_cost=term == EPOCH_TURN)
         durations = self._durations[term]
-        durations.reports_cost = term == EPOCH_TURN
         for duration_s in seconds:
             durations.add(duration_s, self.steps, at_s, self.step_s or 0.0)
         return self._duration_events(term, durations)
