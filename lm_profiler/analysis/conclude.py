@@ -762,8 +762,6 @@ def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"verdict": binding(run.facts(record))}
 
 
-# The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
-# note begins with its name.
 def _unmarked_forward(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Add a note if the program calls the forward pass of its model directly, so that it is in no phase."""
     functions: dict[str, str] = {}  # the line, by the function
@@ -778,6 +776,8 @@ def _unmarked_forward(run: RunSteps, record: RunRecord, notes: list[str]) -> Fie
     return {}
 
 
+# The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
+# note begins with its name.
 FINDINGS: Sequence[tuple[str, Finding]] = (
     ("steps", _steps),
     ("figures", _times_of_steps),

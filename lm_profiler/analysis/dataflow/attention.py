@@ -49,23 +49,20 @@ def calls_on_stored_scores(step: StepCalls, scores: CallsOnScores) -> list[int]:
 
     Attention with dropout on the CPU is left out, because torch has no fused kernel for it.
     """
+    masks: set[int] = set()  # storages with masks of dropout that were drawn on the CPU
+    for call in step.calls:
+        if call.name == _MASK_ON_CPU:
+            masks.update(call.writes)
     calls: list[int] = []
     for softmax, on_scores in scores.items():
         is_of_program = step.calls[softmax].name == _SOFTMAX
-        if is_of_program and not _has_dropout_on_cpu(step, on_scores):
+        has_dropout_on_cpu = any(
+            not masks.isdisjoint(step.calls[number].reads) for number in on_scores
+        )
+        if is_of_program and not has_dropout_on_cpu:
             for number in on_scores:
                 calls += step.with_backward(number)
     return calls
-
-
-def _has_dropout_on_cpu(step: StepCalls, on_scores: Collection[int]) -> bool:
-    """Return whether one of the calls ``on_scores`` applies a mask of dropout that was drawn on the CPU."""
-    for number in on_scores:
-        for storage in step.calls[number].reads:
-            for writer in step.writers.get(storage, ()):
-                if step.calls[writer].name == _MASK_ON_CPU:
-                    return True
-    return False
 
 
 def calls_of_attention(step: StepCalls, scores: CallsOnScores) -> set[int]:

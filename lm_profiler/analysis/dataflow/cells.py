@@ -15,9 +15,8 @@ from lm_profiler.record.operator_calls import CodeLine, StepCalls
 _FORWARD = "forward"
 _FEWEST_ELEMENTS = 16  # of a sequence
 _STATES = 2  # of an LSTM: its output, and the inner state
-_ACTIVATION_OF_STATE = (
-    "aten::tanh"  # reads the inner state; those of the gates work in place
-)
+# the operator that reads the inner state; those of the gates work in place
+_ACTIVATION_OF_STATE = "aten::tanh"
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -98,42 +97,50 @@ def _keeps_states(
     A program may change the states between two calls of its cell (dropout, a reset), read each inner state, or end the
     loop because of a result: a layer cannot do that.
     """
-    calls_of_cell = set(numbers)
+    between_calls = range(numbers[0], numbers[-1])
+    may_end_early = any(step.calls[number].is_host_read for number in between_calls)
+    has_changed_states = _has_changed_states(step, numbers, products_with_inputs)
+    # A program may read the last inner state, which a layer returns.
+    reads_inner_states = _count_read_inner_states(step, numbers) > 1
+    return not (may_end_early or has_changed_states or reads_inner_states)
+
+
+def _has_changed_states(
+    step: StepCalls, numbers: Sequence[int], products_with_inputs: Container[int]
+) -> bool:
+    """Return whether other calls of forward make states for a cell, besides its first ones, or write to its states."""
     written: set[int] = set()  # storages that the cell writes
     for number in numbers:
         written.update(step.calls[number].writes)
-    # what other calls write and the cell reads as a state: only before its first call
-    first_states: set[int] = set()
+    states_of_others: set[int] = set()  # what other calls write and the cell reads
+    for number in numbers:
+        if number in products_with_inputs:
+            continue
+        for storage in step.calls[number].reads:
+            if storage not in written and storage in step.writers:
+                states_of_others.add(storage)
+    if len(states_of_others) > _STATES:
+        return True
+    for storage in written:
+        other_writers = set(step.writers[storage]).difference(numbers)
+        if _has_forward_call(step, other_writers):
+            return True
+    return False
+
+
+def _count_read_inner_states(step: StepCalls, numbers: Sequence[int]) -> int:
+    """Return how many inner states of a cell other calls of forward read."""
     inner_states: set[int] = set()
     for number in numbers:
         call = step.calls[number]
-        if number not in products_with_inputs:
-            for storage in call.reads:
-                if storage not in written and storage in step.writers:
-                    first_states.add(storage)
         if call.name == _ACTIVATION_OF_STATE:
             inner_states.update(call.reads)
-    read_inner_states = 0
+    count = 0
     for storage in inner_states:
-        readers = set(step.readers.get(storage, ())) - calls_of_cell
-        read_inner_states += any(
-            step.calls[reader].phase == _FORWARD for reader in readers
-        )
-    between_calls = range(numbers[0], numbers[-1])
-    ends_early = any(step.calls[number].is_host_read for number in between_calls)
-    has_own_states = len(first_states) <= _STATES and _writers_are_of_cell(
-        step, numbers, written
-    )
-    return has_own_states and read_inner_states <= 1 and not ends_early
+        other_readers = set(step.readers.get(storage, ())).difference(numbers)
+        count += _has_forward_call(step, other_readers)
+    return count
 
 
-def _writers_are_of_cell(
-    step: StepCalls, numbers: Iterable[int], written: Container[int]
-) -> bool:
-    """Return whether nothing but the calls ``numbers`` writes to the storages ``written``."""
-    calls_of_cell = set(numbers)
-    for number, call in enumerate(step.calls):
-        is_other_call = number not in calls_of_cell and call.phase == _FORWARD
-        if is_other_call and any(storage in written for storage in call.writes):
-            return False
-    return True
+def _has_forward_call(step: StepCalls, numbers: Iterable[int]) -> bool:
+    return any(step.calls[number].phase == _FORWARD for number in numbers)

@@ -122,7 +122,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
     yield "unused_rows", unused_rows, step.place_of(tables)
-    yield "renormalized", _renormalizing_calls(step), None
+    yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
     shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
     if not step.is_double:
@@ -146,14 +146,13 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
         yield reason, dict.fromkeys(work.calls, 1.0), work.line
 
 
-def _renormalizing_calls(step: StepCalls) -> dict[int, float]:
+def _renormalizing_calls(step: StepCalls) -> list[int]:
     """Return the calls by which embeddings with ``max_norm`` renormalize the rows that are looked up."""
-    calls = [
+    return [
         number
         for number, call in enumerate(step.calls)
         if call.name == "aten::embedding_renorm_"
     ]
-    return dict.fromkeys(calls, 1.0)
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:

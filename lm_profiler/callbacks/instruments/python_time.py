@@ -90,9 +90,8 @@ class _ForwardCall(NamedTuple):
     """The first call of the forward pass of a module outside of all phases."""
 
     module_ref: Callable[[], nn.Module | None]
-    is_direct: (
-        bool  # whether the program's code calls it, and not the module's ``__call__``
-    )
+    # whether the program's code calls it, and not the module's ``__call__``
+    is_direct: bool
     has_gradients: bool
     weight_versions: tuple[int, ...]  # how often each weight had been changed
 
