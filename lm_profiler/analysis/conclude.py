@@ -35,7 +35,8 @@ from lm_profiler.analysis.hardware.roofline import (
     with_uses_by_dtype,
 )
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.savings import CLOSURE_OPTIMIZER, findings_of
+from lm_profiler.analysis.savings.optimizer import CLOSURE_OPTIMIZER
+from lm_profiler.analysis.savings.ranking import findings_of
 from lm_profiler.analysis.steps.level_check import level_check_note
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.step_model import StepModel, steadiness

@@ -231,7 +231,7 @@ PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a 
 # reasons whose operators may have another reason, too
 OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double")
 
-# What takes time that could be saved. ``analysis.savings`` decides when; ``analysis.remedies`` says what to do.
+# What takes time that could be saved. ``analysis.savings`` finds it; ``analysis.remedies`` says what to do.
 FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",

@@ -8,7 +8,7 @@ from made_facts import busy, line, made, owned, rows_of, thread
 from made_parts import made_kernels, made_phase
 
 from lm_profiler.analysis.binding import INPUT, RunFacts, binding
-from lm_profiler.analysis.savings import findings_of
+from lm_profiler.analysis.savings.ranking import findings_of
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import (

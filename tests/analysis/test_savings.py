@@ -8,7 +8,8 @@ import pytest
 from made_facts import busy, fall, line, made, owned, thread
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
-from lm_profiler.analysis.savings import FINDERS, WORTH, findings_of
+from lm_profiler.analysis.savings.ranking import FINDERS, findings_of
+from lm_profiler.analysis.savings.step_costs import WORTH
 from lm_profiler.analysis.steps.odd_step_causes import NO_CPU
 from lm_profiler.record.machine import Flops, Utilisation
 from lm_profiler.record.run_record import (

@@ -1,0 +1,131 @@
+"""Finds time that batches cost: waiting for them, moving them to the device, and padding in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE
+from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, WORTH, StepCosts
+from lm_profiler.analysis.steps.odd_step_causes import GARBAGE, NO_CPU
+from lm_profiler.record.run_record import FIRST_BATCH, Finding
+
+
+def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
+    """Find waits for batches.
+
+    The wait for the first batch of an epoch has a finding of its own.
+    """
+    data = costs.record.time.get("data")
+    if data is not None and data.mean is not None:
+        saves_s = max(_regular_wait_s(costs), 0.0)
+        median_is_small = (data.median or 0.0) < WORTH * costs.step_s
+        is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
+        fields = costs.main_line("data", saves_s) or costs.line_of_items()
+        fields["phase"] = "data"
+        fields["facts"] = _suggested_workers(costs)
+        if (
+            saves_s == data.mean
+        ):  # otherwise the interval of the mean is not that of the saving
+            fields["low_s"] = data.mean_low
+            fields["high_s"] = data.mean_high
+        yield costs.finding("input", saves_s, may=is_rare, **fields)
+
+
+def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
+    """Find slow copies of batches to the device, or a slow function of the program that moves batches."""
+    copy_s = costs.regular_s("transfer", clock="time")
+    function = costs.main_line("transfer", copy_s)
+    # on a device, the line may be the copy itself
+    if function and not costs.on_device:
+        yield costs.finding(
+            "owner", copy_s, **{**function, "phase": "transfer", "what": None}
+        )
+    else:
+        yield costs.finding("transfer", copy_s, phase="transfer")
+
+
+def _regular_wait_s(costs: StepCosts) -> float:
+    """Return the mean wait for batches per step that the loader causes.
+
+    The first batches of epochs and garbage collections have findings of their own. Waits for a CPU are due to others.
+    """
+    other_causes_s = 0.0
+    for odd in costs.record.odd_steps:
+        is_of_other_cause = odd.cause == NO_CPU or (odd.cause or "").startswith(GARBAGE)
+        if is_of_other_cause and odd.part == "data":
+            other_causes_s += odd.cause_s or 0.0
+    steps = max(costs.record.time["data"].n, 1)
+    return costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - other_causes_s / steps
+
+
+def _suggested_workers(costs: StepCosts) -> dict[str, float]:
+    """Return the facts of a finding about the loader: how many workers would keep up with the rest of the step.
+
+    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` alone
+    is 1 if more workers would not help. Empty if the number of workers or cores is unknown.
+    """
+    workers = costs.settings.num_workers
+    cores = costs.settings.cores
+    rest_s = costs.step_s - costs.mean_s("data")
+    if workers is None or cores is None or rest_s <= 0.0:
+        return {}
+    if workers and _takes_over_slowly(costs):
+        return {"takes_over": 1.0}
+    # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
+    batch_s = workers * costs.step_s if workers else costs.mean_s("data")
+    # Workers that compute need a core each. Those that mostly wait do not.
+    workers_limit = max(cores, 1)
+    loader_waits = _loader_waits(costs)
+    if loader_waits:
+        workers_limit *= WORKERS_PER_CORE
+    workers_needed = max(math.ceil(batch_s / rest_s), 1)
+    return {
+        "workers": float(min(workers_needed, workers_limit)),
+        "waits": float(loader_waits),
+    }
+
+
+def _takes_over_slowly(costs: StepCosts) -> bool:
+    """Return whether the training thread is busy in the data phase instead of waiting for its workers.
+
+    It then spends the time on rebuilding the tensors that the workers send, which more workers do not speed up.
+    """
+    use = costs.record.thread_use.get("data")
+    return use is not None and use.wall_s > 0.0 and use.ran_s >= 0.5 * use.wall_s
+
+
+def _loader_waits(costs: StepCosts) -> bool:
+    """Return whether the process that loads the batches (a worker, or else the training process) mostly sleeps."""
+    if costs.settings.num_workers:
+        loader = costs.record.loader
+        return (
+            loader is not None
+            and loader.awake_share is not None
+            and loader.awake_share < 0.5
+        )
+    use = costs.record.thread_use.get("data")
+    return use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
+
+
+def find_padding(costs: StepCosts) -> Iterator[Finding]:
+    """Find batches padded beyond their longest sequence, and batches of sequences with very different lengths.
+
+    The second is known only if the lengths of the sequences are: labels that the loss ignores need not be padding,
+    except at the end of all sequences of a batch.
+    """
+    rate = costs.record.throughput
+    if rate is None or rate.unused_share is None:
+        return
+    compute_s = sum(costs.mean_s(phase) for phase in MODEL_PHASES)
+    padding_share = rate.unused_share
+    lengths_are_known = rate.squared_lengths_per_step is not None
+    if lengths_are_known and rate.occupancy is not None:
+        padding_share = max(1.0 - rate.occupancy, rate.unused_share)
+    yield costs.finding(
+        "padding",
+        padding_share * compute_s,
+        may=True,
+        phase="forward",
+        facts={"padding": padding_share, "unused": rate.unused_share},
+    )

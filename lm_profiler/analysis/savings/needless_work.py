@@ -1,0 +1,166 @@
+"""Finds work of a step that may be needless: by the trace, and by the data flow of its operators."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from lm_profiler.analysis.savings.step_costs import StepCosts
+from lm_profiler.record.findings import PLACE_REASONS
+from lm_profiler.record.run_record import (
+    VALIDATION,
+    Finding,
+    FindingName,
+    NeedlessKind,
+    NeedlessOperators,
+    NeedlessReason,
+    NeedlessWork,
+)
+
+# the kinds of needless work with which the trace reports the same problem
+_TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
+    "repeated": ("repeated_forward", "repeated_backward"),
+    "unused": ("unused_gradients",),
+    "broadcast": ("broadcast",),
+}
+_SURELY_MORE = 1.2  # a factor by which a traced time must exceed a limit
+# The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
+_ENOUGH_IN_TRACE = 0.6
+_CERTAINLY_NEEDLESS = ("unused", "constant")
+# By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
+_NEEDLESS_TOLERANCE = 1.35
+# The same for float64, which may take more than twice as long as float32.
+_DOUBLE_TOLERANCE = 1.5
+
+
+def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
+    """Find work that the trace shows as possibly needless: repeated passes, unused gradients, large broadcasts.
+
+    It may be intended: a second pass may draw other random numbers, and a program may want a table of all pairs.
+    """
+    by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
+        list
+    )
+    # the data flow shows more of these, and has the finding
+    left_out: set[NeedlessKind] = set()
+    for operators in costs.record.needless_operators:
+        if not _is_shown_by_trace(costs, operators):
+            left_out.update(_TRACED_KINDS.get(operators.reason, ()))
+    for work in _traced_works(costs):
+        if work.kind not in left_out:
+            by_place[work.kind, work.what].append(work)
+    for (kind, what), works in by_place.items():
+        passes = max(works, key=lambda work: work.phase == "forward").count
+        saves_s = sum(work.seconds for work in works)
+        if kind == "repeated_forward" and _first_pass_evaluates(costs, works, passes):
+            works = [work for work in works if work.phase == "forward"]
+            saves_s = sum(work.seconds for work in works)
+            # The first pass is validation for us if it ran in evaluation mode: then its own time is known.
+            evaluation_s = costs.outside_s(VALIDATION)
+            if evaluation_s > 0.0:
+                saves_s = min(saves_s, evaluation_s)
+        longest = max(works, key=lambda work: work.seconds)
+        yield costs.finding(
+            cast(FindingName, kind),
+            saves_s,
+            may=True,
+            phase=longest.phase,
+            what=what,
+            facts={"passes": passes},
+        )
+
+
+def _first_pass_evaluates(
+    costs: StepCosts, works: list[NeedlessWork], passes: float
+) -> bool:
+    """Return whether the first of the passes that ``works`` repeat has no backward pass: it only evaluates.
+
+    The later one then trains, so that of the two only a forward pass can be saved. If each of n passes had a backward
+    pass, those of the later ones would take (n - 1) / n of the phase.
+    """
+    backward_s = sum(work.seconds for work in works if work.phase == "backward")
+    most_s = passes / (passes + 1.0) * costs.mean_s("backward")
+    has_forward = any(work.phase == "forward" for work in works)
+    return has_forward and backward_s > _SURELY_MORE * most_s
+
+
+def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
+    """Find operators that the data-flow analysis of a step shows as possibly needless: one finding per reason.
+
+    Problems of which the trace shows as much, with the module's name, are left out.
+    """
+    for operators in costs.record.needless_operators:
+        if _is_shown_by_trace(costs, operators):
+            continue
+        saves_s = _needless_s(costs, operators)
+        is_double = operators.reason in ("some_double", "double")
+        tolerance = _DOUBLE_TOLERANCE if is_double else _NEEDLESS_TOLERANCE
+        shares = operators.phase_shares
+        facts = {"share": operators.share, "operators": float(operators.count)}
+        yield costs.finding(
+            operators.reason,
+            saves_s,
+            high_s=tolerance * saves_s,
+            may=operators.reason not in _CERTAINLY_NEEDLESS,
+            phase=max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase)),
+            what=operators.what,
+            facts=facts,
+            **_line_of_operators(operators),
+        )
+
+
+def _line_of_operators(operators: NeedlessOperators) -> dict[str, Any]:
+    """Return the fields of a finding that name the line of ``operators``; empty if the reason is the whole model."""
+    if operators.reason == "double":
+        return {}
+    return {
+        "owner": operators.function,
+        "file": operators.file,
+        "line": operators.line,
+    }
+
+
+def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
+    """Return the work that the trace shows as possibly needless."""
+    waterfall = costs.record.waterfall
+    return () if waterfall is None else waterfall.needless
+
+
+def _is_shown_by_trace(costs: StepCosts, operators: NeedlessOperators) -> bool:
+    """Return whether the trace shows about as much of the problem of ``operators``, with the name of a module."""
+    seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
+    for work in _traced_works(costs):
+        if work.kind in _TRACED_KINDS.get(operators.reason, ()):
+            seconds_by_module[work.what] += work.seconds
+    if not seconds_by_module:
+        return False
+    needless_s = _needless_s(costs, operators)
+    return max(seconds_by_module.values()) >= _ENOUGH_IN_TRACE * needless_s
+
+
+def all_needless_s(costs: StepCosts) -> float:
+    """Return the seconds of a mean step of all operators that may be needless.
+
+    The operators of side work may have another reason, too: they count once.
+    """
+    side_work_s = 0.0
+    other_reasons_s = 0.0
+    for operators in costs.record.needless_operators:
+        if operators.reason == "double":
+            continue  # fusing operators saves their time, too
+        if operators.reason in PLACE_REASONS:
+            side_work_s += _needless_s(costs, operators)
+        else:
+            other_reasons_s += _needless_s(costs, operators)
+    return max(side_work_s, other_reasons_s)
+
+
+def _needless_s(costs: StepCosts, operators: NeedlessOperators) -> float:
+    """Return the seconds of a mean step that ``operators`` take.
+
+    Recording slowed down the step in which they were timed, so only their share of each phase is used.
+    """
+    return sum(
+        share * costs.mean_s(phase) for phase, share in operators.phase_shares.items()
+    )

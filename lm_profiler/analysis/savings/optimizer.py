@@ -1,0 +1,169 @@
+"""Finds time that the optimizer costs, and other costs of a step that do not depend on the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lm_profiler.analysis.savings.outside_phases import belongs_to_loop
+from lm_profiler.analysis.savings.python_code import find_slow_python
+from lm_profiler.analysis.savings.step_costs import MANY_CALLS, WORTH, StepCosts
+from lm_profiler.record.run_record import LIGHTNING, Finding
+
+# phases whose time does not depend on the batch size
+_FIXED_PHASES = ("zero_grad", "clip", "optimizer")
+_LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
+_FEW_SAMPLES = 2  # in a batch
+# calls the model and backward itself, several times per step
+CLOSURE_OPTIMIZER = "LBFGS"
+# samples: a smaller batch is expected to grow to this size, if memory allows
+_USUAL_BATCH = 8
+_MANY_GROUPS = 16  # of parameters: fewer cost little
+# The share of the optimizer's time that fused=True saves on a CPU: 64 to 82 % with Adam and AdamW, 9 to 84 % with SGD,
+# more of it with momentum (models of 0.1 to 10 million parameters).
+_SAVED_BY_FUSING_ON_CPU = 0.75
+_SAVED_BY_FUSING_SGD_ON_CPU = 0.6
+
+
+def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
+    """Find a high cost per step that does not depend on the batch size: a batch k times as large divides it by k."""
+    fixed_s = _fixed_s(costs)
+    if fixed_s < _LARGE_FIXED_SHARE * costs.step_s:
+        return
+    free_share = costs.settings.memory_free_share
+    memory_is_full = free_share is not None and free_share < 0.1
+    if memory_is_full:
+        return
+
+    samples = costs.settings.samples_per_batch
+    growth = 2.0  # the factor by which the batch may grow
+    if samples:
+        growth = max(_USUAL_BATCH / samples, 2.0)
+    if free_share is not None:
+        growth_that_fits = 1.0 / (1.0 - free_share)
+        growth = max(min(growth, growth_that_fits), 2.0)
+    facts = {}
+    for name in ("tokens_per_batch", "samples_per_batch"):
+        count = getattr(costs.settings, name)
+        if count is not None:
+            facts[name] = float(count)
+    # With one or two samples and such a fixed cost, a larger batch is certain to help.
+    has_few_samples = samples is not None and samples <= _FEW_SAMPLES and growth > 2.0
+    saves_s = min(fixed_s, costs.step_s) * (1.0 - 1.0 / growth)
+    yield costs.finding("small_batch", saves_s, may=not has_few_samples, facts=facts)
+
+
+def _fixed_s(costs: StepCosts) -> float:
+    """Return the seconds of a step that do not depend on the batch size, and that no other finding explains."""
+    fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
+    products_s = costs.term_s("optimizer_products")
+    own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
+    fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
+    if costs.contended:
+        # Other programs lengthen gaps and the loop's actions, of which only the means are known.
+        return fixed_s
+    python_s = sum(finding.saves_s for finding in find_slow_python(costs))
+    fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
+    fixed_s += sum(action.seconds for action in costs.actions(belongs_to_loop))
+    return fixed_s
+
+
+def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
+    """Find an optimizer whose step could be fused into few kernels, and slow clipping of gradients.
+
+    An optimizer is reported if it could be fused and is not, or if it updates weight by weight on a device. The finding
+    is certain (``may`` is False) if the user requested that with ``foreach=False``. Clipping is reported if it takes
+    twice the share of the step that other findings need.
+    """
+    by_weight = costs.settings.weight_by_weight
+    could_be_fused = costs.settings.fused_optimizer is False
+    has_kernels_by_weight = by_weight and costs.on_device
+    if could_be_fused or has_kernels_by_weight:
+        saves_s = _saved_by_fusing(costs)
+        yield costs.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
+    yield from _needless_groups(costs)
+    clip_s = costs.regular_s("clip")
+    clips_slowly = clip_s >= 2 * WORTH * costs.whole_s
+    if clips_slowly:
+        yield costs.finding("clip", clip_s, may=True, phase="clip")
+
+
+def _saved_by_fusing(costs: StepCosts) -> float:
+    """Return the seconds that a fused optimizer saves."""
+    optimizer_s = costs.regular_s("optimizer")
+    if costs.on_device:
+        # A fused optimizer still has to move its bytes. Their least time is subtracted if it is known; on a busy
+        # machine the memory bandwidth is not known well enough.
+        floor = costs.record.floors.get("optimizer")
+        floor_s = 0.0
+        if floor is not None and not costs.contended:
+            floor_s = floor.seconds or 0.0
+        return max(optimizer_s - floor_s, 0.0)
+    model = costs.record.model
+    share = _SAVED_BY_FUSING_ON_CPU
+    if model is not None and set(model.optimizers) == {"SGD"}:
+        share = _SAVED_BY_FUSING_SGD_ON_CPU
+    return share * optimizer_s
+
+
+def _needless_groups(costs: StepCosts) -> Iterator[Finding]:
+    """Find groups of parameters with equal options: an optimizer updates one group after another."""
+    groups = costs.settings.parameter_groups
+    different = costs.settings.different_groups
+    if groups is None or different is None or groups < _MANY_GROUPS:
+        return
+    needless_share = 1.0 - different / groups
+    if needless_share >= 0.5:
+        yield costs.finding(
+            "groups",
+            needless_share * costs.regular_s("optimizer"),
+            may=True,
+            phase="optimizer",
+            facts={"groups": float(groups), "different": float(different)},
+        )
+
+
+def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
+    """Find an optimizer that spends its time on matrix products of its own, as Muon, SOAP and Shampoo do."""
+    floor = costs.record.floors.get("optimizer")
+    if floor is None or not floor.flops:
+        return
+    model = costs.record.model
+    if model is not None and CLOSURE_OPTIMIZER in model.optimizers:
+        return  # the products are those of the model, which the optimizer calls
+    # Without a waterfall, the whole optimizer counts: its products are most of it.
+    products_s = costs.regular_s("optimizer", clock="time")
+    if costs.record.waterfall is not None:
+        products_s = costs.term_s("optimizer_products")
+    if products_s <= 0.0:
+        return
+    flops = sum(floor.flops.values())
+    facts = {"flops": float(flops), "flops_per_s": flops / products_s}
+    yield costs.finding(
+        "optimizer_products", products_s, may=True, phase="optimizer", facts=facts
+    )
+
+
+def find_costly_optimizer_code(costs: StepCosts) -> Iterator[Finding]:
+    """Find functions of the program's own optimizer that mostly run long torch operators.
+
+    Optimizers with many short operators, and those that mostly compute matrix products, have findings of their own.
+    """
+    products_s = sum(finding.saves_s for finding in find_optimizer_products(costs))
+    for all_rows in costs.rows_of_functions(["optimizer"]):
+        rows = [row for row in all_rows if row.what not in ("library", LIGHTNING)]
+        if not rows:
+            continue
+        seconds = sum(row.seconds for row in rows)
+        longest = max(rows, key=lambda row: row.seconds)
+        seconds = min(seconds, costs.mean_s("optimizer"))
+        has_many_calls = longest.calls >= MANY_CALLS
+        if longest.what != "torch" or has_many_calls or products_s > 0.5 * seconds:
+            continue
+        yield costs.finding(
+            "owner",
+            seconds,
+            phase="optimizer",
+            owner=longest.function,
+            file=longest.file,
+            line=longest.line,
+        )

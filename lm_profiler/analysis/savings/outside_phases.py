@@ -1,0 +1,206 @@
+"""Finds the costs outside the phases: between steps, and the owners of the time in ``other``."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from lm_profiler.analysis.savings.step_costs import RARE_SHARE, StepCosts
+from lm_profiler.record.run_record import (
+    CHECKPOINT,
+    EPOCH,
+    FIRST_BATCH,
+    FIRST_STEP,
+    LIGHTNING,
+    OURS,
+    TRAIN_DATALOADER,
+    VALIDATION,
+    Finding,
+    FindingName,
+    OutsideSteps,
+    OwnedTime,
+)
+
+_LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
+
+
+def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
+    """Return the fields of a finding that name the line in which ``event`` spends most of its time, if it is known."""
+    for passed in costs.outside_steps:
+        if passed.what == event and passed.file is not None:
+            return {
+                "owner": passed.function,
+                "file": passed.file,
+                "line": passed.line,
+            }
+    return {}
+
+
+def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
+    """Find the costs of validation, checkpoints and epoch boundaries, inside or outside the measured steps."""
+    yield costs.finding(
+        "validation", costs.outside_s(VALIDATION), **_line_outside(costs, VALIDATION)
+    )
+    yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
+    loader_calls: list[OutsideSteps] = []
+    for passed in costs.outside_steps:
+        if passed.what == TRAIN_DATALOADER:
+            loader_calls.append(passed)
+        elif passed.owner is not None:
+            yield costs.finding("owner", passed.per_step_s, owner=passed.owner)
+    for loader_call in loader_calls:
+        yield costs.finding("reload", loader_call.per_step_s, owner=loader_call.owner)
+
+    # The cost of a new epoch, apart from creating its loader: ending the old epoch and starting the new one, and the
+    # additional time of its first step.
+    epoch_boundary_s = costs.outside_s(EPOCH)
+    first_step_s = costs.outside_s(FIRST_BATCH) + costs.outside_s(FIRST_STEP)
+    starts_workers = (
+        costs.settings.num_workers and not costs.settings.persistent_workers
+    )
+    if loader_calls:
+        yield costs.finding("epoch", epoch_boundary_s)
+    elif starts_workers:
+        yield costs.finding("worker_start", epoch_boundary_s + first_step_s)
+    else:
+        yield costs.finding("epoch", epoch_boundary_s + first_step_s)
+
+
+def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
+    """Find the owners of the time in ``other``: callbacks, loggers, hooks of the module.
+
+    Checkpoints have a finding of their own.
+    """
+    has_checkpoint_finding = costs.outside_s(CHECKPOINT) > 0.0
+
+    def belongs_to_program(action: OwnedTime) -> bool:
+        """Return whether ``action`` belongs neither to this profiler nor to the loop, and is in no other finding."""
+        if action.owner == OURS or belongs_to_loop(action):
+            return False
+        is_gap = not action.owner
+        if is_gap and costs.calls_model_unmarked:
+            return False
+        is_checkpoint = (
+            action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
+        )
+        return not (is_checkpoint and has_checkpoint_finding)
+
+    seconds_by_owner: defaultdict[str, float] = defaultdict(float)
+    longest_action: dict[str, str] = {}  # by owner
+    scales = _scales_of_actions(costs, belongs_to_program)
+    for action in costs.actions(belongs_to_program):
+        # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
+        owner = action.owner or action.name
+        seconds_by_owner[owner] += _timed_s(costs, action) * scales.of(costs, action)
+        # actions are sorted, the longest first
+        longest_action.setdefault(owner, action.name)
+
+    most_s = max(seconds_by_owner.values(), default=0.0)
+    for owner, seconds in seconds_by_owner.items():
+        is_logging = owner.endswith(_LOGGER_ENDINGS) or owner == LIGHTNING
+        name: FindingName = "logging" if is_logging else "owner"
+        fields: dict[str, Any] = {}
+        # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
+        if not is_logging and seconds == most_s:
+            fields = costs.main_line("other", seconds) or costs.main_outer_call()
+            if fields.get("facts"):  # an inner module of one that is not trained
+                fields = costs.main_untrained_call() or fields
+            if fields:
+                fields["what"] = fields["owner"]
+        fields["phase"] = "other"
+        fields["owner"] = longest_action[owner]
+        yield costs.finding(name, seconds, **fields)
+
+
+class _ActionScales(NamedTuple):
+    """Factors by which the times of actions in the timed steps are multiplied, so that they hold for the measured ones.
+
+    The total time of ``other`` is known from all measured steps; how it divides among actions only from the few steps
+    in which actions were timed.
+    """
+
+    usual: float  # of actions that most timed steps had
+    rare: float
+
+    def of(self, costs: StepCosts, action: OwnedTime) -> float:
+        return self.rare if _is_rare(costs, action) else self.usual
+
+
+def _scales_of_actions(
+    costs: StepCosts, belongs_to_program: Callable[[OwnedTime], bool]
+) -> _ActionScales:
+    """Return the factors for the times of the actions of ``other``.
+
+    Time that the timed steps do not show, such as that of an evaluation once in 50 steps, is attributed to no action.
+    """
+    if costs.contended:
+        # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
+        # affects all actions alike: the factor may exceed 1.
+        usual_total_s = costs.regular_s("other")
+        if costs.has_pattern:  # then the timed steps are whole periods of it
+            usual_total_s = costs.mean_s("other", clock="host_time")
+        actions = costs.actions(lambda action: action.owner != OURS)
+        most_usual = math.inf
+    else:
+        # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
+        usual_total_s = costs.mean_s("other", clock="host_time")
+        actions = costs.actions(belongs_to_program)
+        most_usual = 1.0
+    usual_s = 0.0
+    rare_s = 0.0
+    for action in actions:
+        if _is_rare(costs, action):
+            rare_s += _timed_s(costs, action)
+        else:
+            usual_s += _timed_s(costs, action)
+
+    usual_scale = 1.0
+    if usual_s > 0.0:
+        usual_scale = min(usual_total_s / usual_s, most_usual)
+    # Rare actions make the mean of ``other`` longer than its median. In the timed steps they may be overrepresented.
+    rare_scale = 1.0
+    summary = costs.record.host_time.get("other")
+    if rare_s > 0.0 and summary is not None and summary.median is not None:
+        rare_total_s = max((summary.mean or 0.0) - summary.median, 0.0)
+        rare_scale = min(rare_total_s / rare_s, 1.0)
+    return _ActionScales(usual_scale, rare_scale)
+
+
+def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:
+    """Return whether fewer than half of the timed steps had ``action``, and how often it comes is not known."""
+    owned = costs.record.other_by_owner
+    return (
+        owned is not None
+        and action.in_steps < 0.5 * owned.steps
+        and not costs.has_pattern
+    )
+
+
+def _timed_s(costs: StepCosts, action: OwnedTime) -> float:
+    """Return the seconds of ``action`` in a mean step: on a busy machine those of its fastest step, if known.
+
+    How often the loop validates is known from the whole run, and not only from the few timed steps. The measured steps
+    show that an action is in few of them, if it would make them longer.
+    """
+    seconds = action.seconds
+    if costs.contended and action.least_s is not None:
+        seconds = action.least_s
+    owned = costs.record.other_by_owner
+    if owned is None:
+        return seconds
+    times_per_step = 1.0
+    is_before_validation = action.name.endswith(f" and {VALIDATION}")
+    validations = costs.times_per_step(VALIDATION)
+    if is_before_validation and validations is not None:
+        times_per_step = validations
+    seconds_per_time = seconds * owned.steps / max(action.in_steps, 1)
+    if _is_rare(costs, action) and costs.is_rarely_longer("other", seconds_per_time):
+        times_per_step = min(times_per_step, RARE_SHARE)
+    return min(seconds_per_time * times_per_step, seconds)
+
+
+def belongs_to_loop(action: OwnedTime) -> bool:
+    """Return whether ``action`` is Lightning's own work. Logging is not: the program requests it."""
+    return action.owner == LIGHTNING and action.action != "logged metrics"

@@ -1,0 +1,202 @@
+"""Finds functions of the program that sleep, compute outside of torch, or call torch too often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lm_profiler.analysis.savings.step_costs import MANY_CALLS, SMALL_CALL_S, StepCosts
+from lm_profiler.record.parts import WORKING_PHASES
+from lm_profiler.record.run_record import LIGHTNING, Finding, FindingName, PythonTime
+
+# of the Python time recorded in a phase: all gaps of the phase are attributed to a function with this share
+_MAIN_SHARE = 0.75
+_TRACEBACK = "traceback"  # the package in which anomaly detection spends its time
+_PYTHON = "python"  # `PythonTime.what` of a line that calls nothing
+
+
+def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
+    """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
+    # Python delays a device only while the device is idle: less than a tenth of the step is not worth a finding.
+    if costs.on_device and costs.term_s("gaps") < 0.1 * costs.step_s:
+        return
+    for rows in costs.rows_of_functions(WORKING_PHASES):
+        # Anomaly detection records the stack of each operator, and has a finding of its own.
+        is_anomaly_detection = any(row.what == _TRACEBACK for row in rows)
+        if costs.settings.anomalies and is_anomaly_detection:
+            continue
+        yield _python_finding(costs, rows)
+
+
+def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
+    """Return the finding about one function of the program: ``rows`` are its times, by what it called."""
+    longest = max(rows, key=_outside_torch_s)
+    phase = longest.phase
+    phase_s = costs.mean_s(phase)
+    function = _time_of_function(costs, phase, rows)
+    most_s = function.most_s * (1.0 + costs.tolerance)
+
+    # The function sleeps if C functions take most of its time, and its thread slept for at least half of that.
+    mostly_waits = function.waits_s > 0.5 * function.seconds
+    use = costs.record.thread_use.get(phase)
+    sleeps = mostly_waits and use is not None and use.asleep_s >= 0.5 * function.waits_s
+    name: FindingName = "python"
+    if sleeps:
+        name = "sleep"
+    elif longest.what == LIGHTNING:
+        name = "logging"
+    # On a busy machine the time of a C function that does not sleep may include that of other programs.
+    is_uncertain = costs.contended and mostly_waits and not sleeps
+    return costs.finding(
+        name,
+        min(function.seconds, phase_s),
+        high_s=min(most_s, phase_s),
+        may=is_uncertain,
+        phase=phase,
+        owner=longest.function,
+        file=longest.file,
+        line=longest.line,
+        what=longest.what,
+        facts={"calls": float(longest.calls)},
+    )
+
+
+class _FunctionTime(NamedTuple):
+    """The estimated seconds per step that a function of the program takes."""
+
+    seconds: float  # outside of torch
+    # Upper limit of ``seconds``. In phases other than forward it includes the function's torch calls.
+    most_s: float
+    waits_s: float  # the part of ``seconds`` in C functions, which may wait
+
+
+def _time_of_function(
+    costs: StepCosts, phase: str, rows: Sequence[PythonTime]
+) -> _FunctionTime:
+    """Estimate the seconds per step of one function: likely, at most, and how much of it may be waiting.
+
+    ``rows`` are the times of the function in ``phase``, by what it called.
+    """
+    recorded = _recorded_time(rows)
+    python_limit_s = _python_limit_s(costs, phase)
+
+    computes_s = recorded.computes_s + min(recorded.python_s, python_limit_s)
+    if phase == "forward":
+        # The function's torch calls may be the model itself: they are not counted.
+        outside_torch_s = recorded.computes_s + recorded.python_s
+        most_computing_s = min(outside_torch_s, _outside_operators_s(costs, phase))
+    else:
+        # A hook or an optimizer: its torch calls may be a part of its time.
+        most_computing_s = min(recorded.all_s, python_limit_s) - recorded.waits_s
+    if costs.contended:
+        # other programs lengthen computing, but not waiting
+        slowdown = costs.slowdown_in(phase)
+        computes_s *= slowdown
+        most_computing_s *= slowdown
+    likely_s = recorded.waits_s + computes_s
+    most_s = recorded.waits_s + most_computing_s
+
+    # A second estimate. On a busy machine it is too high, because other programs lengthen gaps.
+    gap_s = _gap_of_function_s(costs, phase, rows)
+    if not costs.contended:
+        likely_s = max(likely_s, gap_s)
+    most_s = max(most_s, gap_s)
+    return _FunctionTime(likely_s, most_s, recorded.waits_s)
+
+
+class _RecordedTime(NamedTuple):
+    """The recorded seconds of one function in a step, by activity."""
+
+    waits_s: float  # C functions, which may wait
+    python_s: float  # the function's own Python code
+    computes_s: float  # other activities outside of torch
+    all_s: float  # all activities, torch included
+
+
+def _recorded_time(rows: Sequence[PythonTime]) -> _RecordedTime:
+    waits_s = 0.0
+    python_s = 0.0
+    computes_s = 0.0
+    for row in rows:
+        if row.is_c_function:
+            waits_s += row.seconds
+        elif row.what == _PYTHON:
+            python_s += row.seconds
+        else:
+            computes_s += _outside_torch_s(row)
+    all_s = sum(row.seconds for row in rows)
+    return _RecordedTime(waits_s, python_s, computes_s, all_s)
+
+
+def _gap_of_function_s(
+    costs: StepCosts, phase: str, rows: Sequence[PythonTime]
+) -> float:
+    """Return the seconds without operators in ``phase`` that one Python function causes; 0 unless it is the main one.
+
+    ``rows`` are the recorded lines of the function.
+
+    This is a second estimate of the function's time, from untraced steps. Recording Python calls has a limit, and a
+    cost that is not known exactly. The estimate needs a function with nearly all of the Python time recorded in the
+    phase.
+    """
+    gap_s = costs.gap_s(phase)
+    recorded_s = 0.0
+    for row in costs.record.python_times:
+        if row.phase == phase:
+            recorded_s += row.seconds
+    if math.isinf(gap_s) or recorded_s <= 0.0:
+        return 0.0
+    share = sum(_outside_torch_s(row) for row in rows) / recorded_s
+    if share < _MAIN_SHARE:
+        return 0.0
+    return share * gap_s
+
+
+def _python_limit_s(costs: StepCosts, phase: str) -> float:
+    """Return the most seconds of ``phase`` that may count as the program's own Python code."""
+    if phase == "forward":
+        # Only the gaps count. An operator of a line such as ``x * y`` may belong to the model.
+        return costs.gap_s(phase)
+    # In other phases a Python function is a hook or an optimizer, and its operators count as its time.
+    limit_s = costs.mean_s(phase)
+    if phase == "optimizer":  # its matrix products have a finding of their own
+        limit_s -= costs.term_s("optimizer_products")
+    return max(limit_s, 0.0)
+
+
+def _outside_operators_s(costs: StepCosts, phase: str) -> float:
+    """Return the seconds of ``phase`` beyond the least time that its operators need by the waterfall."""
+    operators_s = 0.0
+    if costs.record.waterfall is not None:
+        for term in costs.record.waterfall.terms:
+            if term.name in ("ideal", "bandwidth"):
+                operators_s += term.phases.get(phase, 0.0)
+    return max(costs.mean_s(phase) - operators_s, 0.0)
+
+
+def _outside_torch_s(row: PythonTime) -> float:
+    """Return the seconds of ``row`` outside of torch and libraries; many very short torch calls count as outside."""
+    if row.what == "library":
+        return 0.0
+    if row.what == "torch":
+        has_many_short_calls = (
+            row.calls >= MANY_CALLS and row.seconds / row.calls < SMALL_CALL_S
+        )
+        return row.seconds if has_many_short_calls else 0.0
+    return row.seconds
+
+
+def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
+    """Find phases in which the thread sleeps, if no Python time was recorded that could name the line."""
+    has_several_ranks = len(costs.record.rank_step_s) > 1
+    if costs.on_device or has_several_ranks:
+        # waiting for the device or for other ranks is normal
+        return
+    phases_with_a_line = {row.phase for row in costs.record.python_times}
+    for phase, use in costs.record.thread_use.items():
+        if phase not in WORKING_PHASES or phase in phases_with_a_line or not use.wall_s:
+            continue
+        asleep_s = costs.mean_s(phase) * use.asleep_s / use.wall_s
+        # Only "may": the threads of an operator wait for each other, and longer if other programs use the cores.
+        yield costs.finding("sleep", asleep_s, may=True, phase=phase)

@@ -1,0 +1,142 @@
+"""Finds time that could be saved: one function per finding. Findings are ordered by the time that they likely save.
+
+``Finding.saves_s`` is the most time that could be saved per step. It is a mean over all steps: a delay in every fifth
+step, or between steps, costs each step its share. On a busy machine, other programs cannot distort counts, owners and
+sleep. Figures that they can distort are left out, or reported with "may".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from lm_profiler.analysis.remedies.catalogue import likely_share
+from lm_profiler.analysis.savings.batches import (
+    find_late_batches,
+    find_padding,
+    find_slow_transfers,
+)
+from lm_profiler.analysis.savings.computation import (
+    find_communication,
+    find_diagnostics,
+    find_high_precision,
+    find_recomputation,
+    find_slow_ranks,
+    find_syncs,
+    find_unfused_operators,
+)
+from lm_profiler.analysis.savings.needless_work import (
+    find_needless_operators,
+    find_needless_work,
+)
+from lm_profiler.analysis.savings.optimizer import (
+    find_costly_optimizer_code,
+    find_optimizer_products,
+    find_slow_optimizer,
+    find_small_batch,
+)
+from lm_profiler.analysis.savings.outside_phases import (
+    find_costly_owners,
+    find_costs_between_steps,
+)
+from lm_profiler.analysis.savings.python_code import (
+    find_sleeping_phases,
+    find_slow_python,
+)
+from lm_profiler.analysis.savings.step_costs import WORTH, Finder, StepCosts
+from lm_profiler.analysis.savings.uneven_steps import (
+    find_garbage_and_compilation,
+    find_odd_steps,
+    find_pattern,
+)
+from lm_profiler.record.run_record import Finding, NeedlessReason, RunRecord
+
+# Findings whose remedy must be tried ("may") are ranked by this share of their saving, so that a certain finding of
+# equal size comes first.
+_TRIAL_FACTOR = 0.75
+# The same on a busy machine, where other programs lengthen what the finding goes by. The data flow of a step is the
+# same on any machine.
+_BUSY_TRIAL_FACTOR = 0.5
+_DATA_FLOW_REASONS = get_args(NeedlessReason)
+
+FINDERS: Sequence[Finder] = (
+    find_slow_ranks,
+    find_late_batches,
+    find_slow_transfers,
+    find_costs_between_steps,
+    find_costly_owners,
+    find_slow_python,
+    find_sleeping_phases,
+    find_pattern,
+    find_odd_steps,
+    find_garbage_and_compilation,
+    find_diagnostics,
+    find_syncs,
+    find_small_batch,
+    find_slow_optimizer,
+    find_optimizer_products,
+    find_unfused_operators,
+    find_high_precision,
+    find_recomputation,
+    find_padding,
+    find_needless_work,
+    find_needless_operators,
+    find_costly_optimizer_code,
+    find_communication,
+)
+
+
+def findings_of(record: RunRecord) -> list[Finding]:
+    """Return the findings worth reporting, ordered by likely saving."""
+    costs = StepCosts(record)
+    if costs.whole_s <= 0.0:
+        return []
+    findings: list[Finding] = []
+    for find in FINDERS:
+        findings += list(find(costs))
+    findings = _with_logging_as_one(findings, costs)
+    findings = [finding for finding in findings if finding.share >= WORTH]
+
+    def likely_s(finding: Finding) -> float:
+        seconds = finding.saves_s * likely_share(finding)
+        is_of_data_flow = finding.name in _DATA_FLOW_REASONS
+        if not finding.may:
+            return seconds
+        if costs.contended and not is_of_data_flow:
+            return seconds * _BUSY_TRIAL_FACTOR
+        return seconds * _TRIAL_FACTOR
+
+    findings.sort(key=likely_s, reverse=True)
+    return [_with_upper_limit(finding, costs) for finding in findings]
+
+
+def _with_logging_as_one(
+    findings: Sequence[Finding], costs: StepCosts
+) -> list[Finding]:
+    """Return ``findings`` with all those about logging merged: in the program's own code, and in the loggers."""
+    all_logging = [finding for finding in findings if finding.name == "logging"]
+    if len(all_logging) < 2:
+        return list(findings)
+    longest = max(all_logging, key=lambda finding: finding.saves_s)
+    saves_s = 0.0
+    high_s = 0.0
+    for finding in all_logging:
+        saves_s += finding.saves_s
+        high_s += finding.high_s or finding.saves_s
+    share = min(saves_s / costs.whole_s, 1.0)
+    changes = {"saves_s": saves_s, "share": share, "high_s": high_s}
+    others = [finding for finding in findings if finding.name != "logging"]
+    return [*others, longest.model_copy(update=changes)]
+
+
+def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
+    """Return ``finding`` with an upper limit of its saving; the mean alone would be too low in half of all runs."""
+    high_s = finding.saves_s * (1.0 + costs.tolerance)
+    if finding.high_s is not None:
+        high_s = max(high_s, finding.high_s)
+    # A finding that is most of the step is limited by the rest of the step, which is needed in any case.
+    remaining_s = costs.whole_s - max(finding.saves_s, finding.high_s or 0.0)
+    least_remaining_s = max(remaining_s, 0.0) * (1.0 - costs.tolerance)
+    high_s = min(high_s, costs.whole_s - least_remaining_s)
+    high_s = max(high_s, finding.saves_s)
+    return finding.model_copy(update={"high_s": high_s})

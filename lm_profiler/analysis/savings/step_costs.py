@@ -1,0 +1,348 @@
+"""The costs of a run's mean step that several finders use."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lm_profiler.record.run_record import (
+    Finding,
+    FindingName,
+    ForwardKind,
+    OutsideSteps,
+    OwnedTime,
+    PythonTime,
+    RunRecord,
+    Settings,
+    Term,
+)
+
+WORTH = 0.05  # the least share of the step that a finding must save to be reported
+# A cause may cost more than its own time (waking up, cold caches), and runs differ. By this share the gain of a remedy
+# may exceed the mean cost: in three of eleven programs it was 21 to 27 %.
+_RUN_TOLERANCE = 0.25
+# the same with the uncertainty of the mean added: an upper limit that is wider has no meaning
+_LARGEST_TOLERANCE = 0.35
+_ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
+RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
+SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
+MANY_CALLS = 200  # of one operator in a step
+MODEL_PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """A run's record, and the costs of its mean step that several finders use."""
+
+    record: RunRecord
+
+    @cached_property
+    def settings(self) -> Settings:
+        return self.record.settings or Settings()
+
+    @cached_property
+    def step_s(self) -> float:
+        """The mean step in the long run, with the wait for batches that prefetched batches hid while measuring."""
+        step = self.record.time.get("step")
+        if step is None or step.mean is None:
+            return self.hidden_wait_s
+        return step.mean + self.hidden_wait_s
+
+    @cached_property
+    def hidden_wait_s(self) -> float:
+        """The time by which a step becomes longer once the batches prefetched before the measurement are used up."""
+        step = self.record.time.get("step")
+        lasting_s = self.record.lasting_step_s
+        if step is None or step.mean is None or lasting_s is None:
+            return 0.0
+        return max(lasting_s - step.mean, 0.0)
+
+    @cached_property
+    def whole_s(self) -> float:
+        """The mean step with its share of the time between steps."""
+        between_steps_s = sum(
+            passed.per_step_s for passed in self.outside_steps if not passed.in_step
+        )
+        return self.step_s + between_steps_s
+
+    @cached_property
+    def outside_steps(self) -> Sequence[OutsideSteps]:
+        """The time outside the phases, over the whole run.
+
+        Records of versions before 0.3 hold it only for the measured steps.
+        """
+        if self.record.outside:
+            return self.record.outside
+        steps = max(self.record.steps.get("measure", 0), 1)
+        all_passed: list[OutsideSteps] = []
+        named_s = 0.0
+        for named in self.record.between:
+            per_step_s = named.seconds / steps
+            passed = OutsideSteps(
+                what=named.what,
+                seconds=named.seconds,
+                times=named.times,
+                per_step_s=per_step_s,
+            )
+            all_passed.append(passed)
+            named_s += named.seconds
+        unnamed_s = (self.record.between_steps_s or 0.0) - named_s
+        if unnamed_s > 0.0:
+            all_passed.append(
+                OutsideSteps(
+                    what="", seconds=unnamed_s, times=0, per_step_s=unnamed_s / steps
+                )
+            )
+        return all_passed
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The share by which a mean cost measured in this run may be too low (with 95 % confidence)."""
+        step = self.record.time.get("step")
+        if (
+            step is None
+            or step.mean_low is None
+            or step.mean_high is None
+            or not step.mean
+        ):
+            return _RUN_TOLERANCE
+        uncertain_share = (step.mean_high - step.mean_low) / 2.0 / step.mean
+        return min(_RUN_TOLERANCE + uncertain_share, _LARGEST_TOLERANCE)
+
+    @property
+    def contended(self) -> bool:
+        return self.record.contended
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether some of the steps are longer than others at regular distances."""
+        steady = self.record.steadiness
+        return steady is not None and steady.pattern is not None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the work is queued on a device, such as a GPU, and not executed by the CPU."""
+        return (
+            self.record.environment is not None
+            and self.record.environment.device_type != "cpu"
+        )
+
+    @cached_property
+    def slowdown(self) -> float:
+        """The factor by which other programs lengthen the computations of this one."""
+        contention = self.record.contention
+        if contention is None or contention.not_had is None:
+            return 1.0
+        lost_share = min(contention.not_had, 0.9)
+        return 1.0 / (1.0 - lost_share)
+
+    def slowdown_in(self, phase: str) -> float:
+        """The same factor for CPU times in ``phase``: the time that its thread was awake over the thread's CPU time."""
+        use = self.record.thread_use.get(phase)
+        if use is None or use.ran_s <= 0.0:
+            return self.slowdown
+        awake_s = self.mean_s(phase) - use.asleep_s
+        return max(awake_s / use.ran_s, 1.0)
+
+    def mean_s(self, part: str, clock: str = "time") -> float:
+        """Return the mean seconds of ``part`` in the long run; ``clock`` is the field of the record with its times."""
+        mean_s = 0.0
+        summary = getattr(self.record, clock).get(part)
+        if summary is not None and summary.mean is not None:
+            mean_s = summary.mean
+        if part == "data":
+            mean_s += self.hidden_wait_s
+        return mean_s
+
+    def regular_s(self, part: str, clock: str = "host_time") -> float:
+        """Return the seconds that ``part`` takes in a step without disturbance.
+
+        On a busy machine the mean of a short part is dominated by steps in which another program had the CPU, so the
+        median and the CPU time are used, too. Call it only for parts that do the same in each step.
+        """
+        summary = getattr(self.record, clock).get(part)
+        if summary is None or summary.mean is None:
+            return 0.0
+        if not self.contended or summary.median is None:
+            return float(summary.mean)
+        regular_s = min(summary.mean, summary.median * self.slowdown)
+        cpu_share = self._cpu_share_of(part)
+        if cpu_share is not None and not self.on_device:
+            regular_s = min(regular_s, cpu_share * self.mean_s("step"))
+        return float(regular_s)
+
+    def _cpu_share_of(self, phase: str) -> float | None:
+        """Return the share of a step's CPU time of the training thread that ``phase`` has; None if it is unknown."""
+        phase_use = self.record.thread_use.get(phase)
+        step_ran_s = sum(use.ran_s for use in self.record.thread_use.values())
+        if phase_use is None or step_ran_s <= 0.0:
+            return None
+        return phase_use.ran_s / step_ran_s
+
+    def outside_s(self, event: str) -> float:
+        """Return the seconds per step that ``event``, such as validation, takes outside the phases."""
+        return sum(
+            passed.per_step_s for passed in self.outside_steps if passed.what == event
+        )
+
+    def times_per_step(self, event: str) -> float | None:
+        """Return how often ``event`` takes place per step, in the long run; None if it did not, or took no time."""
+        for passed in self.outside_steps:
+            if passed.what == event and passed.seconds > 0.0:
+                return passed.times * passed.per_step_s / passed.seconds
+        return None
+
+    def is_rarely_longer(self, part: str, seconds: float) -> bool:
+        """Return whether fewer than ``RARE_SHARE`` of the steps have ``part`` longer by about ``seconds``."""
+        summary = self.record.host_time.get(part)
+        if summary is None or summary.median is None or summary.p95 is None:
+            return False
+        return summary.p95 - summary.median < 0.5 * seconds
+
+    def term_s(self, *names: str) -> float:
+        """Return the seconds of these terms of the waterfall; 0 if there is none."""
+        waterfall = self.record.waterfall
+        if waterfall is None:
+            return 0.0
+        return sum(term.seconds for term in waterfall.terms if term.name in names)
+
+    def gap_s(self, phase: str) -> float:
+        """Return the seconds of ``phase`` in which no operator ran, by the waterfall; infinite without a waterfall.
+
+        This is the upper limit of the time of Python code: the time of a line such as ``x * y`` includes the operator
+        on its tensors, because Python's profiler does not see it as a call. Operators that are called hundreds of times
+        outside of modules and are very short count as gaps too: they are mostly call overhead.
+        """
+        waterfall = self.record.waterfall
+        if waterfall is None or not waterfall.terms:
+            return math.inf
+        seconds = 0.0
+        for term in waterfall.terms:
+            if term.name == "gaps":
+                seconds += term.phases.get(phase, 0.0) if term.phases else term.seconds
+            elif term.name in ("bandwidth", "beyond_bandwidth"):
+                seconds += _short_operators_s(term, phase)
+        return seconds
+
+    def actions(self, is_wanted: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
+        """Return the timed actions of ``other`` for which ``is_wanted`` is true."""
+        owned = self.record.other_by_owner
+        if owned is None:
+            return []
+        return [action for action in owned.actions if is_wanted(action)]
+
+    def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
+        """Return one list for each function of the program in each of ``phases``: its rows of recorded Python time."""
+        by_function = defaultdict[tuple[str, str, str], list[PythonTime]](list)
+        for row in self.record.python_times:
+            if row.phase in phases:
+                by_function[row.phase, row.file, row.function].append(row)
+        return [*by_function.values()]
+
+    def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
+        """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
+
+        The line named is the one of the function that took longest. Empty if no function took half.
+        """
+        costliest: list[PythonTime] = []
+        most_s = 0.0
+        for rows in self.rows_of_functions([phase]):
+            function_s = sum(row.seconds for row in rows)
+            if function_s > most_s:
+                costliest = rows
+                most_s = function_s
+        # other programs lengthen the measured steps, but not the step in which Python was recorded
+        least_s = 0.5 * seconds / self.slowdown_in(phase)
+        if not costliest or most_s < least_s:
+            return {}
+        return _longest_line(costliest)
+
+    def line_of_items(self) -> dict[str, Any]:
+        """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
+        for rows in self.rows_of_functions(["data"]):
+            if rows[0].function.endswith(_ITEM_METHODS):
+                return _longest_line(rows)
+        return {}
+
+    def main_outer_call(self) -> dict[str, Any]:
+        """Return the fields of a finding that name the costliest function called outside of all phases.
+
+        Empty if it takes less than half of the time of all functions called there.
+        """
+        calls = self.record.outer_calls
+        longest = max(calls, key=lambda call: call.seconds, default=None)
+        total_s = sum(call.seconds for call in calls)
+        if longest is None or longest.seconds < 0.5 * total_s:
+            return {}
+        return {
+            "owner": longest.outer_function,
+            "file": longest.file,
+            "line": longest.line,
+            "facts": _facts_of_forward(longest.forward),
+        }
+
+    def main_untrained_call(self) -> dict[str, Any]:
+        """Return the fields of ``main_outer_call`` if that is a call of a module that no optimizer trains; or empty."""
+        fields = self.main_outer_call()
+        return fields if fields.get("facts") else {}
+
+    @property
+    def calls_model_unmarked(self) -> bool:
+        """Whether most of ``other`` is the forward pass of a trained module that the program calls without a mark."""
+        unmarked_s = 0.0
+        total_s = 0.0
+        for row in self.record.python_times:
+            if row.phase == "other":
+                total_s += row.seconds
+                if row.forward == "unmarked":
+                    unmarked_s += row.seconds
+        return unmarked_s > 0.5 * total_s
+
+    def finding(
+        self, name: FindingName, saves_s: float, may: bool = False, **fields: Any
+    ) -> Finding:
+        """Return a finding that saves at most the whole step; ``may`` if only a trial shows whether it saves time."""
+        saves_s = min(saves_s, self.whole_s)
+        share = 0.0
+        if self.whole_s > 0.0:
+            share = saves_s / self.whole_s
+        return Finding.model_validate(
+            {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
+        )
+
+
+def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
+    """Return the fields of a finding that name the line of a function's ``rows`` with the longest time."""
+    longest = max(rows, key=lambda row: row.seconds)
+    return {
+        "owner": longest.function,
+        "file": longest.file,
+        "line": longest.line,
+        "what": longest.what,
+        "facts": _facts_of_forward(longest.forward),
+    }
+
+
+def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:
+    """Return the facts of a finding about a function; ``kind`` is how it is called, if it is a forward pass."""
+    return {"untrained": 1.0} if kind == "untrained" else {}
+
+
+def _short_operators_s(term: Term, phase: str) -> float:
+    """Return the seconds of the many short operators that ``phase`` calls outside of modules."""
+    seconds = 0.0
+    for contributor in term.contributors:
+        is_of_phase = contributor.what.startswith(f"{phase}: ")
+        if contributor.module is not None or not is_of_phase:
+            continue
+        are_many = contributor.count >= MANY_CALLS
+        if are_many and contributor.seconds / contributor.count < SMALL_CALL_S:
+            seconds += contributor.seconds
+    return seconds
+
+
+Finder = Callable[[StepCosts], Iterator[Finding]]
