@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lm_profiler.analysis.binding import RunFacts, binding
+from lm_profiler.analysis.dataflow.line_operators import with_line_operators
 from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.hardware.roofline import (
     Dtype,
@@ -529,6 +530,16 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"other_by_owner": owned.model_copy(update={"measured_s": measured_s})}
 
 
+def _python_times(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the times of the program's lines, in which operators such as ``x @ y`` count as torch."""
+    environment = run.evidence.environment
+    if environment is not None and environment.device_type != "cpu":
+        # Their times are those of the device's kernels, for which Python does not wait.
+        return {}
+    operators = run.evidence.line_operators
+    return {"python_times": with_line_operators(record.python_times, operators)}
+
+
 def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the FLOP/s of a step as a share of the machine's measured ceiling, and of its datasheet's peak."""
     flops, _ = run.work
@@ -789,6 +800,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("memory", _memory),
     ("energy", _energy),
     ("owners of other", _owners),
+    ("lines of Python", _python_times),
     ("forward passes without a mark", _unmarked_forward),
     ("utilisation", _utilisation),
     ("who waits for whom", _ranks),

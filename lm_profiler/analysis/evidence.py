@@ -25,6 +25,7 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import Traced, broken_down
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.operator_calls import LineOperators
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import (
     AllocatorReading,
@@ -104,6 +105,8 @@ class Evidence:
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()
     outer_calls: Sequence[OuterCall] = ()
+    # the operators that count as Python code in ``python_times``
+    line_operators: Sequence[LineOperators] = ()
     factorizing_operators: Sequence[str] = ()
     needless_operators: Sequence[NeedlessOperators] = ()
     code_parts: Sequence[CodePart] = ()

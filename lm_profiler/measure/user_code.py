@@ -78,6 +78,14 @@ def _is_of_loop(file: str) -> bool:
     return any(part in file for part in _LOOPS)
 
 
+def qualified_name(code: CodeType) -> str:
+    """Return the name of a function, with the names of its classes if this version of Python knows them."""
+    name = code.co_name
+    if sys.version_info >= (3, 11):
+        name = code.co_qualname
+    return name
+
+
 def user_line(
     innermost: FrameType, frameworks: bool = False
 ) -> tuple[str, int, str] | None:

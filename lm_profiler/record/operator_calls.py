@@ -17,6 +17,21 @@ class CodeLine(NamedTuple):
     function: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class LineOperators:
+    """Operators of one step that a line runs without calling a function, as in ``x @ y``.
+
+    Python's profiler reports calls only, so it counts their time as that of the line's own code.
+    """
+
+    phase: str
+    file: str
+    line: int
+    function: str  # with the names of its classes, as in ``Net.forward``
+    calls: int
+    seconds: float  # without the overhead of calling an operator
+
+
 class Operand(NamedTuple):
     """A factor of a matrix product, and how much of it is zero."""
 
@@ -55,6 +70,8 @@ class OperatorCall:
     overwrites: frozenset[int] = frozenset()
     # the program's lines that led to it, the outermost first; in backward only lines of hooks and the like
     lines: tuple[CodeLine, ...] = ()
+    # the program's line that runs it without calling a function, as in ``x @ y``; None for other calls
+    syntax_line: CodeLine | None = None
     # for a call of a backward pass, the number of the forward call that it belongs to; None if unknown
     forward: int | None = None
     # identifies the computed value: calls with the same one compute the same; None if unknown

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_trace import cuda_step, kernel_table
+from made_environment import made_environment
 from made_facts import line
 from made_parts import made_model
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
@@ -14,6 +15,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.record.operator_calls import LineOperators
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Floor,
@@ -125,6 +127,18 @@ def test_a_note_names_the_forward_pass_that_is_called_without_a_mark() -> None:
     call = line(28.0, what="torch", phase="other").model_copy(update={"forward": "unmarked"})
     (note,) = recorded(LEVEL, loop="own", python_times=[call, call]).notes
     assert note.startswith("Net.forward (net.py:12) is called directly, so its time counts as other: ")
+
+
+@pytest.mark.parametrize("device_type, activity", [("cpu", "torch"), ("cuda", "python")])
+def test_on_a_cpu_operators_without_a_call_are_no_python_code(device_type: str, activity: str) -> None:
+    """Python does not wait for the kernels of a GPU."""
+    operators = LineOperators(
+        phase="forward", file="/home/me/net.py", line=11, function="Net.forward", calls=2, seconds=0.028
+    )
+    environment = made_environment(device_type=device_type)
+    record = recorded(LEVEL, python_times=[line(28.0)], line_operators=[operators], environment=environment)
+    assert record.python_times[0].what == activity
+    assert record.python_times[0].seconds == pytest.approx(0.028)
 
 
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------

@@ -19,7 +19,13 @@ from torch import nn
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OTHER
-from lm_profiler.measure.user_code import LIGHTNING, OURS, TORCH, package_of
+from lm_profiler.measure.user_code import (
+    LIGHTNING,
+    OURS,
+    TORCH,
+    package_of,
+    qualified_name,
+)
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     PRINTING,
@@ -628,10 +634,8 @@ def _weight_versions(module: nn.Module) -> tuple[int, ...]:
 def _line_of(frame: FrameType) -> Line:
     """Return the line that ``frame`` runs now."""
     code = frame.f_code
-    function = code.co_name
-    if sys.version_info >= (3, 11):
-        function = code.co_qualname
-    return code.co_filename, frame.f_lineno or code.co_firstlineno, function
+    line = frame.f_lineno or code.co_firstlineno
+    return code.co_filename, line, qualified_name(code)
 
 
 def _name_of(function: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm_profiler.analysis.dataflow.line_operators import operators_of_lines
 from lm_profiler.analysis.dataflow.needless_operators import (
     factorizing_operators,
     needless_operators,
@@ -103,6 +104,7 @@ class FlopsWatch(Instrument):
             if calls is not None:
                 facts["needless_operators"] = needless_operators(calls)
                 facts["factorizing_operators"] = factorizing_operators(calls)
+                facts["line_operators"] = operators_of_lines(calls)
         try:
             facts["seen_flops"] = SeenFlops(step.flops(), by_dtype=step.by_dtype())
         except UncountableError as error:

@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
+from inspect import getfile
+from opcode import opname
 from traceback import walk_stack
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -34,7 +37,7 @@ from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
 from lm_profiler.measure.counts.zero_shares import product_of_call, zero_rows_of_table
-from lm_profiler.measure.user_code import package_of, user_lines
+from lm_profiler.measure.user_code import OURS, package_of, qualified_name, user_lines
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 from lm_profiler.torch_names import BACKWARD_NODE, NEXT_NODE_NUMBER, NODE_NUMBER
 
@@ -50,6 +53,8 @@ _DYNAMIC_SHAPE = torch.Tag.dynamic_output_shape
 _RANDOM = torch.Tag.nondeterministic_seeded
 # methods by which Python reads the elements of a tensor without calling an operator
 _READING_METHODS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
+# torch's code between an operator and the function that runs it, if torch divides the operator into others
+_FILE_OF_OPERATORS = getfile(type(torch.ops))
 _FILE_OF_CELLS = nn.LSTMCell.forward.__code__.co_filename
 _OTHER = "other"
 _OPTIMIZER = "optimizer"
@@ -188,6 +193,7 @@ class StepOperators:
                 writes=tuple(written),
                 overwrites=frozenset(access.overwritten | access.made),
                 lines=lines,
+                syntax_line=_syntax_line() if is_of_model else None,
                 forward=forward,
                 value=value,
                 is_constant=is_constant,
@@ -411,6 +417,39 @@ def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:
         return True
     is_lstm = isinstance(cell, nn.LSTMCell)
     return is_lstm and inputs[0].dtype == torch.float32 and mkldnn.is_available()
+
+
+def _syntax_line() -> CodeLine | None:
+    """Return the program's line that runs an operator without calling a function; None if a call runs it."""
+    for frame, line in walk_stack(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        package = package_of(file)
+        if package == OURS or file == _FILE_OF_OPERATORS:
+            continue
+        if package or _runs_call(frame):
+            return None
+        return CodeLine(file, line, qualified_name(_outer_function(frame).f_code))
+    return None
+
+
+def _runs_call(frame: FrameType) -> bool:
+    """Return whether the instruction that ``frame`` runs is the call of a function."""
+    instructions = _instructions_of(frame.f_code)
+    return opname[instructions[frame.f_lasti]].startswith("CALL")
+
+
+@cache
+def _instructions_of(code: CodeType) -> bytes:
+    """Return the instructions of ``code``; Python makes a new copy for each access."""
+    return code.co_code
+
+
+def _outer_function(frame: FrameType) -> FrameType:
+    """Return the function that contains the lambda or comprehension that ``frame`` runs, or else ``frame``."""
+    outer = frame
+    while outer.f_code.co_name.startswith("<") and outer.f_back is not None:
+        outer = outer.f_back
+    return frame if package_of(outer.f_code.co_filename) else outer
 
 
 def _running_cell() -> nn.Module | None:

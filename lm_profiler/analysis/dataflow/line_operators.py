@@ -1,0 +1,95 @@
+"""Divides the time of the program's lines between Python code and operators such as ``x @ y``.
+
+Python's profiler reports calls. Operators that a line runs without a call are seen by the data flow of a step only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from lm_profiler.analysis.dataflow.loops import seconds_of_calling
+from lm_profiler.record.operator_calls import CodeLine, LineOperators, StepCalls
+from lm_profiler.record.run_record import PythonTime
+
+# In the other phases the program's lines are those of hooks and optimizers, which need not run their operators.
+_FORWARD = "forward"
+_PYTHON, _OPERATORS = "python", "torch"  # what a line does: ``PythonTime.what``
+
+
+def operators_of_lines(step: StepCalls) -> list[LineOperators]:
+    """Return the operators of forward that lines run without calling a function, by line, the longest first.
+
+    The overhead of calling an operator is left out: it does not belong to the operator's work.
+    """
+    calling_s = seconds_of_calling(step)
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    calls: defaultdict[CodeLine, int] = defaultdict(int)
+    for call in step.calls:
+        if call.phase == _FORWARD and call.syntax_line is not None:
+            calls[call.syntax_line] += 1
+            seconds[call.syntax_line] += max(call.seconds - calling_s, 0.0)
+    operators = [
+        LineOperators(
+            phase=_FORWARD,
+            file=line.file,
+            line=line.line,
+            function=line.function,
+            calls=calls[line],
+            seconds=line_s,
+        )
+        for line, line_s in seconds.items()
+        if line_s > 0.0
+    ]
+    return sorted(operators, key=lambda line: line.seconds, reverse=True)
+
+
+def with_line_operators(
+    rows: Sequence[PythonTime], operators: Iterable[LineOperators]
+) -> list[PythonTime]:
+    """Return the times of lines in which the time of ``operators`` counts as torch, and not as Python code.
+
+    A function has at most as much of it as Python code was recorded there: the two were measured in different steps.
+    Lines of a function are not told apart, because Python's profiler counts the time up to a call for the line of the
+    call.
+    """
+    by_function: defaultdict[tuple[str, str, str], list[LineOperators]] = defaultdict(
+        list
+    )
+    for line in operators:
+        by_function[line.phase, line.file, line.function].append(line)
+    divided = list(rows)
+    for (phase, file, function), lines in by_function.items():
+        operators_s = sum(line.seconds for line in lines)
+        python_s = 0.0
+        for row in rows:
+            if _is_python_of(row, phase, file, function):
+                python_s += row.seconds
+        if python_s <= 0.0:
+            continue
+        moved_share = min(operators_s / python_s, 1.0)
+        for index, row in enumerate(divided):
+            if _is_python_of(row, phase, file, function):
+                rest_s = (1.0 - moved_share) * row.seconds
+                divided[index] = row.model_copy(update={"seconds": rest_s})
+        scale = moved_share * python_s / operators_s
+        divided += [_row_of_operators(line, scale) for line in lines]
+    return sorted(divided, key=lambda row: row.seconds, reverse=True)
+
+
+def _is_python_of(row: PythonTime, phase: str, file: str, function: str) -> bool:
+    """Return whether ``row`` is the time of Python code of a function."""
+    is_of_function = (row.phase, row.file, row.function) == (phase, file, function)
+    return is_of_function and row.what == _PYTHON
+
+
+def _row_of_operators(line: LineOperators, scale: float) -> PythonTime:
+    return PythonTime(
+        phase=line.phase,
+        file=line.file,
+        line=line.line,
+        function=line.function,
+        what=_OPERATORS,
+        seconds=scale * line.seconds,
+        calls=line.calls,
+    )
