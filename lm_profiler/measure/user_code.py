@@ -130,7 +130,7 @@ def user_lines(
             lines = []
         file = frame.f_code.co_filename
         if not package_of(file):
-            lines.append((file, line, frame.f_code.co_name))
+            lines.append((file, line, qualified_name(frame.f_code)))
         elif _is_of_loop(file):
             break
     if not lines:

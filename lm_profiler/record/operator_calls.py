@@ -92,6 +92,8 @@ class OperatorCall:
     # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
     has_sequence_kernel: bool = False
     product: Product | None = None  # its factors, if it is a matrix product
+    # if it copies rows by ``x[index]`` on the CPU, with one tensor of integers: the number of elements of a row
+    indexed_row_elements: int = 0
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
 

@@ -17,6 +17,7 @@ from lm_profiler.analysis.dataflow.copies import (
     layers_on_copied_rows,
 )
 from lm_profiler.analysis.dataflow.growing_copies import growing_copies
+from lm_profiler.analysis.dataflow.indexing import calls_of_indexing
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
 from lm_profiler.analysis.dataflow.loops import calls_in_loops
 from lm_profiler.analysis.dataflow.products import (
@@ -123,6 +124,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
     yield "unused_rows", unused_rows, step.place_of(tables)
     yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
+    yield "indexed", calls_of_indexing(step), None
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
     shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
     if not step.is_double:

@@ -42,10 +42,26 @@ _LOSSES = (
 )
 _LOG_SOFTMAX = "aten::_log_softmax"
 _COPIES = ("aten::_to_copy", "aten::clone")
+# operators that read or write rows, or elements, by their numbers
+_ROW_COPIES = (
+    "aten::index",
+    "aten::index_select",
+    "aten::index_add",
+    "aten::index_add_",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::gather",
+    "aten::scatter",
+    "aten::scatter_",
+    "aten::scatter_add",
+    "aten::scatter_add_",
+)
 # the largest share of a place's time in layers and losses
 _MOST_IN_LAYERS = 0.05
 # the smallest share of the operators of forward and backward that a place must have, by their time
 _LEAST_SHARE = 0.15
+# the share of the time of a place with which a place within it is the one to name
+_MAIN_SHARE = 0.8
 _WHOLE_FUNCTION = 0  # stands for a whole function, in place of the number of a line
 
 
@@ -92,13 +108,58 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     if costliest is None or seconds[costliest] < least_s:
         return None
     calls_of_place = calls_by_place[costliest]
+    if seconds_in_layers[costliest] > 0.0:
+        inner_place = _main_inner_place(step, costliest, calls_of_place)
+        if inner_place is not None:
+            costliest = inner_place
+    calls_of_place = [
+        number
+        for number in calls_of_place
+        if costliest in places_by_call[number] and number not in layers_and_losses
+    ]
     line = costliest
     if costliest.line == _WHOLE_FUNCTION:
         line = _main_line(step, costliest, calls_of_place)
+    is_between_layers = _is_between(step, calls_of_place, layers)
     calls: list[int] = []
     for number in calls_of_place:
         calls += step.with_backward(number)
-    return SideWork(calls, line, _is_between(step, calls_of_place, layers))
+    if is_between_layers:
+        calls = [number for number in calls if _is_fusable(step.calls[number])]
+        if sum(step.calls[number].seconds for number in calls) < least_s:
+            return None
+    return SideWork(calls, line, is_between_layers)
+
+
+def _is_fusable(call: OperatorCall) -> bool:
+    """Return whether a call could become a part of another one: neither a matrix product nor a copy of rows."""
+    return call.product is None and call.name not in _ROW_COPIES
+
+
+def _main_inner_place(
+    step: StepCalls, place: CodeLine, numbers: Iterable[int]
+) -> CodeLine | None:
+    """Return the innermost place within ``place`` that has most of the time of its calls ``numbers``; None without one.
+
+    A place with few layers may be the whole program. What takes its time is then in one of the functions that it calls.
+    """
+    total_s = 0.0
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    depths: dict[CodeLine, int] = {}
+    for number in numbers:
+        places = _places_of(step.calls[number])
+        related_s = _seconds_with_backward(step, number)
+        total_s += related_s
+        for depth, inner_place in enumerate(places):
+            if depth > places.index(place):
+                seconds[inner_place] += related_s
+                depths[inner_place] = depth
+    main_places = [
+        inner_place
+        for inner_place, inner_s in seconds.items()
+        if inner_s >= _MAIN_SHARE * total_s
+    ]
+    return max(main_places, key=depths.__getitem__, default=None)
 
 
 def _is_between(

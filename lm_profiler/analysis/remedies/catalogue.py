@@ -903,6 +903,14 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "indexed",
+        _on_operators(
+            "Select rows with x.index_select(0, index) instead of x[index] in {code}: it copies whole rows, and its "
+            "gradient adds whole rows (index_put_ adds element by element)."
+        ),
+        likely_share=0.8,
+    ),
+    Remedy(
         "some_double",
         _on_operators(
             "Compute in float32: {code} produces float64 tensors (a NumPy array is float64 by default), and "

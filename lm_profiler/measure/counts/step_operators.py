@@ -5,6 +5,7 @@ Keeps no tensor alive. Of the elements of tensors only the zeros in matrix produ
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -47,6 +48,10 @@ _BROADCAST_GROWTH = 16  # how many times more elements than its largest input ho
 # namespaces of operators that change no arguments except those that their schema names
 _PURE_NAMESPACES = ("aten", "prims")
 _HOST_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
+_INDEX_DTYPES = (
+    torch.int32,
+    torch.int64,
+)  # those of ``index_select``; others are masks
 # the functions of Python that call autograd's engine; the program's lines inside of them are in hooks and Functions
 _ENGINE = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _DYNAMIC_SHAPE = torch.Tag.dynamic_output_shape
@@ -208,6 +213,7 @@ class StepOperators:
                 has_sequence_kernel=cell is not None
                 and _has_sequence_kernel(cell, inputs),
                 product=product_of_call(name, args, self._storages),
+                indexed_row_elements=_indexed_row_elements(name, args),
                 zero_rows=zero_rows_of_table(name, largest_result),
             )
         )
@@ -403,6 +409,25 @@ def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:
     if name != "aten::mul":
         return False
     return any(isinstance(factor, (int, float)) and factor == 0 for factor in args)
+
+
+def _indexed_row_elements(name: str, args: Sequence[Any]) -> int:
+    """Return how many elements a row has that ``x[index]`` copies on the CPU; 0 for other calls.
+
+    ``index_select`` can replace it if the index is one tensor of integers; a row are the elements behind its dimension.
+    """
+    if name != "aten::index" or args[0].device.type != "cpu":
+        return 0
+    indexed, indices = args[:2]
+    dimensions = [
+        dimension for dimension, index in enumerate(indices) if index is not None
+    ]
+    if len(dimensions) != 1:
+        return 0
+    (dimension,) = dimensions
+    if indices[dimension].dtype not in _INDEX_DTYPES:
+        return 0
+    return math.prod(indexed.shape[dimension + 1 :])
 
 
 def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:

@@ -245,6 +245,13 @@ def layer_on_edges(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(received, labels)
 
 
+def indexed_rows(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    rows = torch.randperm(TOKENS)
+    for _ in range(4):
+        hidden = hidden[rows]  # here
+    return plain(step, hidden, labels)
+
+
 def permuted_copies(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     for _ in range(4):
         hidden = (2.0 * hidden).T.contiguous()  # here
@@ -327,6 +334,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (loop_over_samples, "looped", "backward"),
         (cell_on_each_token, "cells", "backward"),
         (layer_on_edges, "gathered", "backward"),
+        (indexed_rows, "indexed", "backward"),
         (permuted_copies, "copied", "forward"),
         (penalty_without_weight, "cancelled", "backward"),
         (costly_penalty, "side_work", "backward"),
@@ -463,7 +471,14 @@ def teacher(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 
 def layer_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """A permutation copies rows, but none of them twice."""
-    return plain(step, hidden[torch.randperm(TOKENS)], labels)
+    return plain(step, hidden.index_select(0, torch.randperm(TOKENS)), labels)
+
+
+def masked_and_paired_elements(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A mask and a pair of indices select no whole rows."""
+    positives = hidden[hidden > 0.0]
+    diagonal = hidden[torch.arange(WIDTH), torch.arange(WIDTH)]
+    return plain(step, hidden + positives.mean() + diagonal, labels)
 
 
 def teacher_under_autocast(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -568,6 +583,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (normalized_states, "cells"),
         (decoder, "looped"),
         (attention_by_hand_with_dropout, "scores"),
+        (masked_and_paired_elements, "indexed"),
         (dead_activations, "zeros"),
         (sparse_activations, "zeros"),
     ],
@@ -639,6 +655,38 @@ def costly_losses(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 def test_layers_are_no_side_work(harmless: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     reasons = [found.reason for found in Step().needless(harmless)]
     assert {"side_work", "unfused"}.isdisjoint(reasons)
+
+
+def propagate(hidden: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+    for _ in range(100):
+        hidden = (0.5 * hidden).index_add(0, targets, hidden.index_select(0, sources))
+    return hidden
+
+
+def propagation(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The layers take so little time that the whole step counts as a place without layers."""
+    sources, targets = torch.randint(TOKENS, (2, TOKENS))
+    return plain(step, propagate(hidden, sources, targets), labels)
+
+
+def products_between_layers(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mix = torch.mm(hidden.detach().T, hidden.detach())
+    mixed = hidden
+    for _ in range(100):
+        mixed = torch.mm(mixed, mix)
+    return plain(step, mixed, labels)
+
+
+def test_the_function_is_named_that_takes_the_time_of_the_whole_step() -> None:
+    (found,) = [found for found in Step().needless(propagation) if found.reason == "unfused"]
+    assert found.function == "propagate"
+    # In each round, two products with 0.5, a sum of gradients, and zeros for one of them. Four more calls copy rows.
+    assert found.count == pytest.approx(4 * 100, abs=4)
+
+
+def test_products_cannot_be_fused() -> None:
+    reasons = [found.reason for found in Step().needless(products_between_layers)]
+    assert "unfused" not in reasons
 
 
 def test_long_chains_of_joins_are_searched_once() -> None:
