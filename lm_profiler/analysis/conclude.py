@@ -69,6 +69,7 @@ from lm_profiler.record.run_record import (
     Flops,
     MemoryFacts,
     MemoryReading,
+    NeedlessWork,
     OddStep,
     Rates,
     RunRecord,
@@ -704,11 +705,32 @@ def waterfall_of(
         without_optimizer=without_optimizer,
         phase_s={} if traced.on_device else phases,
     )
+    divided_step = waterfall(step, traced)
     changes = {
         "step_phases": phases,
         "ideal_is_lower_bound": bool(use.flops.uncounted),
+        "needless": _confirmed(divided_step.needless, evidence),
     }
-    return waterfall(step, traced).model_copy(update=changes)
+    return divided_step.model_copy(update=changes)
+
+
+def _confirmed(works: Iterable[NeedlessWork], evidence: Evidence) -> list[NeedlessWork]:
+    """Return those of ``works``, which the trace shows as possibly needless, that the data flow does not refute.
+
+    The trace compares inputs by identity, and does not see changes through ``Tensor.data``. It knows only the shapes
+    of broadcasts, and the data flow also knows what reads them.
+    """
+    confirmed = []
+    for work in works:
+        if work.kind == "repeated_forward":
+            is_refuted = evidence.repeats_forward is False
+        elif work.kind == "broadcast":
+            is_refuted = evidence.has_data_flow
+        else:
+            is_refuted = False
+        if not is_refuted:
+            confirmed.append(work)
+    return confirmed
 
 
 def _waiting_of_traced_rank_s(record: RunRecord) -> Mapping[str, float]:

@@ -109,6 +109,8 @@ class Evidence:
     line_operators: Sequence[LineOperators] = ()
     factorizing_operators: Sequence[str] = ()
     needless_operators: Sequence[NeedlessOperators] = ()
+    # whether forward computes anything twice from the same values, by the data flow of a step; None if it is unknown
+    repeats_forward: bool | None = None
     code_parts: Sequence[CodePart] = ()
     recompilations: int = 0
     warmup_compile_s: float | None = None
@@ -158,6 +160,11 @@ class Evidence:
     # the time of rank 0's traced steps, as a ``KernelTable``; computed from the trace's own file
     kernels: _UNTYPED = None
     traced: _UNTYPED = None  # the same time as pieces of work and gaps: a ``Traced``
+
+    @property
+    def has_data_flow(self) -> bool:
+        """Whether the data flow of a step was recorded; older versions do not tell."""
+        return self.repeats_forward is not None
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}

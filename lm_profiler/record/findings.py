@@ -213,6 +213,7 @@ NeedlessReason = Literal[
     "ignored",  # computed for positions whose gradient is zero
     "broadcast",  # small tensors are broadcast to a large one
     "growing",  # a loop copies all that it has joined so far, to add a piece
+    "sliced",  # a loop takes slices, each of which gets a gradient as large as the whole tensor
     "order",  # a product of three matrices whose other order takes fewer multiplications
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
     "renormalized",  # an embedding with ``max_norm`` renormalizes its rows one by one

@@ -62,6 +62,8 @@ class OperatorCall:
     """
 
     name: str  # the name of the operator, such as ``aten::mm``
+    # whether it only makes a view; such a call is recorded if backward computes a gradient for it, and it reads nothing
+    is_view: bool = False
     phase: str
     seconds: float
     reads: tuple[int, ...]  # the storages whose content it reads
@@ -84,6 +86,8 @@ class OperatorCall:
     first_elements: int = 0  # number of elements of its first argument
     # whether it broadcasts small tensors to a far larger one, such as two columns to the table of all their pairs
     broadcasts: bool = False
+    # whether the tensors that it broadcasts have different numbers of dimensions, as by mistake
+    broadcasts_missing_dimensions: bool = False
     makes_double: bool = False  # whether its largest result is of float64
     multiplies_by_zero: bool = False  # whether it multiplies a tensor by the number 0
     is_of_cell: bool = (

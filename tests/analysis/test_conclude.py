@@ -15,12 +15,14 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.operator_calls import LineOperators
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Floor,
     FlopRate,
     LoaderFacts,
+    NeedlessWork,
     Rates,
     RunRecord,
     Settings,
@@ -63,6 +65,24 @@ def test_the_trace_tells_what_the_marks_cannot(all_reduce_us: float, adam_us: fl
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
     verdict = recorded(LEVEL, **HALF_OF_THE_CEILING, kernels=table).verdict
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    "repeats_forward, confirmed",
+    [
+        (None, ["repeated_forward", "broadcast", "unused_gradients"]),  # no data flow was recorded
+        (True, ["repeated_forward", "unused_gradients"]),
+        (False, ["unused_gradients"]),
+    ],
+)
+def test_the_data_flow_refutes_what_the_trace_only_suspects(repeats_forward: bool | None, confirmed: list[str]) -> None:
+    suspected = [
+        NeedlessWork(kind=kind, phase="forward", what="net (Net)", count=1.0, seconds=0.001)
+        for kind in ("repeated_forward", "broadcast", "unused_gradients")
+    ]
+    traced = Traced([], [], steps=1, on_device=False, needless=tuple(suspected))
+    record = recorded(LEVEL, **HALF_OF_THE_CEILING, traced=traced, repeats_forward=repeats_forward)
+    assert [work.kind for work in record.waterfall.needless] == confirmed
 
 
 # -- utilisation ------------------------------------------------------------------------------------------------

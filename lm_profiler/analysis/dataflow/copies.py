@@ -49,7 +49,11 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
             if writer is None or writer >= number:
                 continue
             elements = step.calls[writer].elements
-            if elements == 0:
+            # A layer that is applied to some of the rows may get no copies, as an expert does in a mixture of experts.
+            gets_all_rows = (
+                operand.rows * operand.columns * call.product.batch >= elements
+            )
+            if elements == 0 or not gets_all_rows:
                 continue
             distinct_share = distinct[writer] / elements
             if distinct_share <= _MOST_DISTINCT:

@@ -54,7 +54,7 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
     calls_by_key: defaultdict[_Key, list[int]] = defaultdict(list)
     for number, call in enumerate(step.calls):
         # a cell's own operators cannot be moved out of its loop
-        if call.phase != _FORWARD or not call.lines or call.is_of_cell:
+        if call.phase != _FORWARD or not call.lines or call.is_of_cell or call.is_view:
             continue
         product_sizes: tuple[int, ...] = ()
         if call.product is not None:
@@ -71,7 +71,7 @@ def seconds_of_calling(step: StepCalls) -> float:
     seconds = [
         call.seconds
         for call in step.calls
-        if call.phase == _FORWARD and call.size < _SMALL_SIZE
+        if call.phase == _FORWARD and call.size < _SMALL_SIZE and not call.is_view
     ]
     return statistics.median(seconds) if seconds else 0.0
 

@@ -30,8 +30,10 @@ from lm_profiler.analysis.dataflow.repeats import (
     constant_calls,
     longest_line,
     repeated_calls,
+    repeats_calls_of_forward,
 )
 from lm_profiler.analysis.dataflow.side_work import side_work
+from lm_profiler.analysis.dataflow.slices import gradients_of_slices
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
 from lm_profiler.record.findings import (
     OVERLAPPING_REASONS,
@@ -92,6 +94,11 @@ def needless_operators(
     return entries
 
 
+def repeats_forward(step: StepCalls) -> bool:
+    """Return whether forward computes anything twice from the same values, whether or not it is needless."""
+    return repeats_calls_of_forward(step, least_size=_LEAST_SIZE)
+
+
 def factorizing_operators(step: StepCalls) -> list[str]:
     """Return the names of operators of the step that factorize a matrix or solve a system, which loses digits."""
     names = {call.name for call in step.calls}
@@ -119,6 +126,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     makers = [number for number in broadcast if step.calls[number].broadcasts]
     yield "broadcast", broadcast, step.place_of(makers)
     yield "growing", growing_copies(step), None
+    yield "sliced", gradients_of_slices(step), None
     yield "order", products_in_costly_order(step), None
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lm_profiler.record.operator_calls import (
     Operand,
@@ -29,6 +29,22 @@ _RECTIFIERS = (
 )
 # at most so many operators, such as pooling and dropout, are between a rectifier and the product
 _MOST_AFTER_RECTIFIER = 6
+_REDUCTIONS = (
+    "aten::sum",
+    "aten::mean",
+    "aten::norm",
+    "aten::linalg_vector_norm",
+    "aten::logsumexp",
+    "aten::amax",
+    "aten::amin",
+    "aten::max",
+    "aten::min",
+    "aten::argmax",
+    "aten::argmin",
+    "aten::any",
+    "aten::all",
+    "aten::count_nonzero",
+)
 # the least reported share of positions at which the gradient is zero
 _MANY_ZERO_POSITIONS = 0.5
 # A call continues the work of an earlier one if it computes at least this share of that call's elements.
@@ -135,6 +151,9 @@ def _zero_positions(
 def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
     """Return calls that broadcast small tensors to a far larger one, and operators of about its size that use it.
 
+    If the small tensors have equally many dimensions, as by ``x[:, None]``, the program wants the large one. It counts
+    only if it is summed up or otherwise reduced, as in distances of all pairs, for which there are cheaper ways.
+
     Returns:
         For each of these calls, and for the calls of its backward pass, the share that may be needless: 1.0.
     """
@@ -142,10 +161,23 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
     for number, call in enumerate(step.calls):
         if not call.broadcasts or call.phase != _FORWARD:
             continue
-        for large in calls_as_large_as(step, number):
-            for related in step.with_backward(large):
-                shares[related] = 1.0
+        large_calls = [*calls_as_large_as(step, number)]
+        if call.broadcasts_missing_dimensions or _are_reduced(step, large_calls):
+            for large in large_calls:
+                for related in step.with_backward(large):
+                    shares[related] = 1.0
     return shares
+
+
+def _are_reduced(step: StepCalls, numbers: Iterable[int]) -> bool:
+    """Return whether forward reduces the result of one of the calls, such as to a sum."""
+    for number in numbers:
+        for storage in step.calls[number].writes:
+            for reader in step.readers.get(storage, ()):
+                call = step.calls[reader]
+                if call.phase == _FORWARD and call.name in _REDUCTIONS:
+                    return True
+    return False
 
 
 def calls_as_large_as(step: StepCalls, number: int) -> Iterator[int]:

@@ -53,6 +53,15 @@ def repeated_calls(
     return repeated
 
 
+def repeats_calls_of_forward(step: StepCalls, least_size: int) -> bool:
+    """Return whether forward computes anything of at least ``least_size`` elements twice from the same values."""
+    for first_call, later_call in _pairs_of_equal_value(step):
+        first, later = step.calls[first_call], step.calls[later_call]
+        if first.phase == later.phase == _FORWARD and later.size >= least_size:
+            return True
+    return False
+
+
 def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
     """Yield the numbers of each pair of calls that compute the same: the first such call, and a later one."""
     first_calls: dict[int, int] = {}  # number of the call, by its value

@@ -219,7 +219,10 @@ def _calls_of_layers(step: StepCalls) -> set[int]:
     for number, call in enumerate(step.calls):
         if call.phase != _FORWARD:
             continue
-        if _is_layer(call, weight_storages, storages_written_in_step):
+        # A backward pass in forward is that of a sampler or a penalty.
+        is_backward_of_layer = call.forward in layers
+        is_layer = _is_layer(call, weight_storages, storages_written_in_step)
+        if is_layer or is_backward_of_layer:
             layers.add(number)
         elif _uses_weights_alone(call, weight_storages, storages_written_in_step):
             weight_storages.update(call.writes)

@@ -880,6 +880,14 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "sliced",
+        _on_operators(
+            "Take all slices at once before the loop (x.unbind(dim) or x.split(size)) instead of one by one in {code}: "
+            "the gradient of each slice is as large as the whole tensor."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "order",
         _on_operators(
             "Multiply in the other order in {code}: A·(B·C) takes {share} fewer multiplications than (A·B)·C."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -53,8 +53,9 @@ class CallsOfStep:
     ) -> bool:
         """Note a call of ``module``; return whether the step had an earlier call with the same inputs.
 
-        A tensor that was changed in place in between counts as the same. An input that is neither a tensor nor a plain
-        value, such as a cache of keys, may have changed: a call with such an input never counts as the same.
+        A tensor that was changed in place in between is another input. Changes through ``Tensor.data`` are not seen
+        here; the data flow shows them. An input that is neither a tensor nor a plain value, such as a cache of keys,
+        may have changed: a call with such an input never counts as the same.
         """
         arguments: dict[int | str, Any] = dict(enumerate(args))
         arguments.update(kwargs)
@@ -83,10 +84,23 @@ class CallsOfStep:
         self._inputs.clear()
 
 
+class _TensorInput(NamedTuple):
+    """A tensor as it was when a module was called with it."""
+
+    tensor: weakref.ref[Tensor]
+    version: (
+        int | None
+    )  # how often it had been changed in place; None if torch does not count that
+
+
+def _version_of(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
 def _reference_to(value: Any) -> Any:
-    """Return a weak reference to a tensor, a plain value itself, and ``_UNKNOWN`` for anything else."""
+    """Return a ``_TensorInput`` for a tensor, a plain value itself, and ``_UNKNOWN`` for anything else."""
     if isinstance(value, Tensor):
-        return weakref.ref(value)
+        return _TensorInput(weakref.ref(value), _version_of(value))
     if isinstance(value, _PLAIN_TYPES):
         return value
     return _UNKNOWN
@@ -95,7 +109,10 @@ def _reference_to(value: Any) -> Any:
 def _refers_to(reference: Any, value: Any) -> bool:
     """Return whether ``reference``, which ``_reference_to`` has returned, stands for ``value``."""
     if isinstance(value, Tensor):
-        return isinstance(reference, weakref.ref) and reference() is value
+        if not isinstance(reference, _TensorInput):
+            return False
+        is_same_tensor = reference.tensor() is value
+        return is_same_tensor and reference.version == _version_of(value)
     if isinstance(value, _PLAIN_TYPES):
         has_same_type = type(reference) is type(value)
         return has_same_type and bool(reference == value)

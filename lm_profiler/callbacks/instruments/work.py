@@ -17,6 +17,7 @@ from lm_profiler.analysis.dataflow.line_operators import operators_of_lines
 from lm_profiler.analysis.dataflow.needless_operators import (
     factorizing_operators,
     needless_operators,
+    repeats_forward,
 )
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
@@ -103,6 +104,7 @@ class FlopsWatch(Instrument):
             calls = operators.take(is_complete=step.sees_all)
             if calls is not None:
                 facts["needless_operators"] = needless_operators(calls)
+                facts["repeats_forward"] = repeats_forward(calls)
                 facts["factorizing_operators"] = factorizing_operators(calls)
                 facts["line_operators"] = operators_of_lines(calls)
         try:

@@ -54,6 +54,7 @@ _INDEX_DTYPES = (
 )  # those of ``index_select``; others are masks
 # the functions of Python that call autograd's engine; the program's lines inside of them are in hooks and Functions
 _ENGINE = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+_SLICES = ("aten::select", "aten::slice")
 _DYNAMIC_SHAPE = torch.Tag.dynamic_output_shape
 _RANDOM = torch.Tag.nondeterministic_seeded
 # methods by which Python reads the elements of a tensor without calling an operator
@@ -172,6 +173,8 @@ class StepOperators:
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
         is_view = not written and not is_host_read
         if is_view:
+            if name in _SLICES and inputs[0].requires_grad:
+                self._note_slice(name)
             return
 
         forward = self._forward_call()
@@ -207,6 +210,7 @@ class StepOperators:
                 first_elements=inputs[0].numel() if inputs else 0,
                 size=max(input_elements, result_elements),
                 broadcasts=_broadcasts(operator, inputs, largest_result),
+                broadcasts_missing_dimensions=_have_different_dimensions(inputs),
                 makes_double=_makes_double(largest_result),
                 multiplies_by_zero=_multiplies_by_zero(name, args),
                 is_of_cell=cell is not None,
@@ -215,6 +219,22 @@ class StepOperators:
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
                 zero_rows=zero_rows_of_table(name, largest_result),
+            )
+        )
+
+    def _note_slice(self, name: str) -> None:
+        """Record a slice, whose gradient is as large as the tensor from which it was taken."""
+        forward = self._forward_call()
+        self._calls.append(
+            OperatorCall(
+                name=name,
+                is_view=True,
+                phase=self.phase,
+                seconds=0.0,
+                reads=(),
+                writes=(),
+                lines=self._lines(forward),
+                forward=forward,
             )
         )
 
@@ -402,6 +422,10 @@ def _broadcasts(
     # A tensor that ``expand`` has made holds no more elements than its storage.
     elements_held = [min(tensor.numel(), stored_elements(tensor)) for tensor in inputs]
     return largest_result.numel() >= _BROADCAST_GROWTH * max(elements_held)
+
+
+def _have_different_dimensions(tensors: Sequence[Tensor]) -> bool:
+    return len({tensor.dim() for tensor in tensors}) > 1
 
 
 def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:

@@ -167,6 +167,27 @@ def growing_tensor(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, joined, labels)
 
 
+def slices_of_a_loop(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    state = torch.zeros(WIDTH)
+    states = []
+    for row in range(TOKENS):
+        state = 0.5 * state + hidden[row]  # here
+        states.append(state)
+    return plain(step, torch.stack(states), labels)
+
+
+def distances_by_indexing(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    distances = (hidden[:, None] - hidden[None]).abs().sum(dim=2)  # here
+    return plain(step, hidden, labels) + distances.mean()
+
+
+def column_and_vector(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The shapes do not match: the result is a table of 320 × 320 pairs."""
+    values = hidden[:, :4].reshape(-1)
+    errors = values[:, None] - torch.rand(320)  # here
+    return plain(step, hidden, labels) + (errors.exp() @ torch.rand(320)).mean()
+
+
 def costly_order(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     query, key = torch.rand(512, 8), torch.rand(512, 8)
     value = torch.rand(512, 8) * hidden.mean()
@@ -322,7 +343,10 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (one_hot_matrix, "zeros", "forward"),
         (ignored_labels, "ignored", "backward"),
         (table_of_pairs, "broadcast", "backward"),
+        (distances_by_indexing, "broadcast", "backward"),
+        (column_and_vector, "broadcast", "backward"),
         (growing_tensor, "growing", "forward"),
+        (slices_of_a_loop, "sliced", "backward"),
         (costly_order, "order", "forward"),
         (large_table, "unused_rows", "optimizer"),
         (embedding_with_max_norm, "renormalized", "forward"),
@@ -402,6 +426,43 @@ def sparse_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     offsets = torch.linspace(0.5, 3.0, TOKENS)[:, None]
     activations = (torch.randn(TOKENS, WIDTH) + hidden - offsets).relu()
     return plain(step, activations, labels)
+
+
+def slices_at_once(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    state = torch.zeros(WIDTH)
+    states = []
+    for row in hidden.unbind(0):
+        state = 0.5 * state + row
+        states.append(state)
+    return plain(step, torch.stack(states), labels)
+
+
+def sampler(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Moves its samples along the gradient of a network, whose backward passes are layers, too."""
+    samples = torch.rand(4, 8, 16, 16)
+    kernel = torch.rand(8, 8, 3, 3)
+    for _ in range(8):
+        samples.requires_grad_()
+        energy = functional.conv2d(samples, kernel, padding=1).sum()
+        (gradient,) = torch.autograd.grad(energy, samples)
+        samples = samples.detach().sub(gradient, alpha=0.1)
+    return plain(step, hidden + samples.mean(), labels)
+
+
+def mixture_of_experts(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Each row goes to two of four experts, each of which has a weight of its own."""
+    routed = hidden[torch.arange(2 * TOKENS) % TOKENS]
+    first, _, _, last = step.net.block
+    results = []
+    for expert, rows in zip((first, last, first, last), routed.split(TOKENS // 2), strict=True):
+        results.append(expert(rows))
+    return plain(step, torch.cat(results)[:TOKENS], labels)
+
+
+def discretised_states(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A state-space model needs the decay of each of its states at each position."""
+    decays = torch.exp(hidden[:, :, None] * torch.rand(1, 1, 32))
+    return plain(step, hidden, labels) + (decays.view(TOKENS, -1) @ torch.rand(WIDTH * 32)).mean()
 
 
 def cell_without_kernel(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -574,6 +635,10 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
 @pytest.mark.parametrize(
     "needed, reason",
     [
+        (slices_at_once, "sliced"),
+        (sampler, "unfused"),
+        (mixture_of_experts, "gathered"),
+        (discretised_states, "broadcast"),
         (cell_without_kernel, "cells"),
         (decoder, "cells"),
         (penalized_memory, "cells"),

@@ -46,3 +46,13 @@ def test_a_module_in_evaluation_computes_something_else() -> None:
     calls.add(module.eval(), (x,), {})
     assert not calls.add(module.train(), (x,), {})
     assert calls.add(module.eval(), (x,), {})
+
+
+def test_an_input_that_was_changed_in_place_is_another_one() -> None:
+    """As in a sampler, which adds noise to a picture between two calls."""
+    calls = CallsOfStep()
+    module, x = nn.Linear(2, 2), torch.ones(2)
+    calls.add(module, (x,), {})
+    x.add_(1.0)
+    assert not calls.add(module, (x,), {})
+    assert calls.add(module, (x,), {})

@@ -1,0 +1,53 @@
+"""Finds loops that take slice after slice of a tensor, each of which gets a gradient as large as the whole tensor."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from lm_profiler.record.operator_calls import CodeLine, StepCalls
+
+_BACKWARD = "backward"
+# each fills a whole tensor with zeros, apart from the gradient of the slice
+_GRADIENTS = ("aten::select_backward", "aten::slice_backward")
+_SUM = "aten::add"
+_FEWEST_CALLS = 8  # a line with fewer slices is no loop
+
+
+def gradients_of_slices(step: StepCalls) -> dict[int, float]:
+    """Return the calls that compute the gradients of the slices of a loop, and those that add these gradients up.
+
+    For n slices they write n whole tensors, of which all elements but those of the slice are zero, and add them up. If
+    all slices are taken at once (``unbind``, ``split``), backward joins their gradients to one tensor.
+
+    Returns:
+        by the number of the call, the share of its work that is needless.
+    """
+    # gradients of equal size, by the line that takes the slices
+    gradients_by_line: defaultdict[tuple[CodeLine, int], list[int]] = defaultdict(list)
+    for number, call in enumerate(step.calls):
+        lines = step.lines_of(number)
+        is_in_model = call.forward is not None and bool(lines)
+        if call.name in _GRADIENTS and is_in_model:
+            gradients_by_line[lines[-1], call.elements].append(number)
+
+    shares: dict[int, float] = {}
+    for (_, elements), gradients in gradients_by_line.items():
+        if len(gradients) < _FEWEST_CALLS:
+            continue
+        needless_share = 1.0 - 1.0 / len(gradients)
+        for number in (*gradients, *_sums_of(step, gradients, elements)):
+            shares[number] = needless_share
+    return shares
+
+
+def _sums_of(step: StepCalls, numbers: list[int], elements: int) -> set[int]:
+    """Return the calls of backward that add the results of the calls ``numbers``, each of so many ``elements``."""
+    sums: set[int] = set()
+    for number in numbers:
+        for storage in step.calls[number].writes:
+            for reader in step.readers.get(storage, ()):
+                call = step.calls[reader]
+                is_sum = call.phase == _BACKWARD and call.name.startswith(_SUM)
+                if is_sum and call.elements == elements:
+                    sums.add(reader)
+    return sums
