@@ -398,6 +398,20 @@ def test_a_short_phase_of_a_busy_machine_counts_with_its_cpu_time() -> None:
     assert fused.saves_s == pytest.approx(0.75 * 4.0 / 34.0 * step_s)
 
 
+def test_sleep_counts_in_full_on_a_busy_machine() -> None:
+    """A callback sleeps for 30 ms of each step. Other programs made the rest of the step twice as long."""
+    use = {"forward": ThreadUse(wall_s=0.06, ran_s=0.03, no_cpu_s=0.03),
+           "other": ThreadUse(wall_s=0.03, ran_s=0.0, no_cpu_s=0.0)}  # fmt: skip
+    record = made(
+        {"forward": 60.0, "other": 30.0},
+        other_by_owner=owned(Waits__on_train_batch_end=30.0),
+        thread_use=use,
+        contention=busy(),
+    )
+    callback = next(finding for finding in findings_of(record) if finding.name == "owner")
+    assert callback.saves_s == pytest.approx(0.030, rel=0.01)
+
+
 def test_optimizers_are_named_by_their_rate_and_fused_where_they_can_be() -> None:
     name, _, record = CASES["an optimizer that multiplies matrices"]
     findings = {finding.name: finding for finding in findings_of(record)}

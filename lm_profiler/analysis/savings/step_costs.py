@@ -170,18 +170,23 @@ class StepCosts:
         if not self.contended or summary.median is None:
             return float(summary.mean)
         regular_s = min(summary.mean, summary.median * self.slowdown)
-        cpu_share = self._cpu_share_of(part)
-        if cpu_share is not None and not self.on_device:
-            regular_s = min(regular_s, cpu_share * self.mean_s("step"))
+        if not self.on_device:
+            regular_s = min(regular_s, self._fair_s(part))
         return float(regular_s)
 
-    def _cpu_share_of(self, phase: str) -> float | None:
-        """Return the share of a step's CPU time of the training thread that ``phase`` has; None if it is unknown."""
-        phase_use = self.record.thread_use.get(phase)
-        step_ran_s = sum(use.ran_s for use in self.record.thread_use.values())
-        if phase_use is None or step_ran_s <= 0.0:
-            return None
-        return phase_use.ran_s / step_ran_s
+    def _fair_s(self, phase: str) -> float:
+        """Return the seconds of ``phase`` if other programs delayed all phases alike; infinite if they are unknown.
+
+        The time in which the training thread was awake is divided among the phases by their CPU time. A phase's sleep
+        is its own: other programs do not lengthen it.
+        """
+        uses = self.record.thread_use
+        step_ran_s = sum(use.ran_s for use in uses.values())
+        if phase not in uses or step_ran_s <= 0.0:
+            return math.inf
+        asleep_s = sum(use.asleep_s for use in uses.values())
+        awake_s = max(self.mean_s("step") - asleep_s, 0.0)
+        return awake_s * uses[phase].ran_s / step_ran_s + uses[phase].asleep_s
 
     def outside_s(self, event: str) -> float:
         """Return the seconds per step that ``event``, such as validation, takes outside the phases."""
