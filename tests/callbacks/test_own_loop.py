@@ -118,6 +118,29 @@ def test_a_model_that_acts_before_each_step_does_so_in_the_step(every: int, wait
     assert [row.time("other") for row in rows] == pytest.approx([waits * own_loops.SECONDS["other"]] * 6, abs=5e-9)
 
 
+@pytest.mark.parametrize("trains_on_result", [True, False])
+def test_a_call_without_gradients_for_a_loss_is_no_validation(trains_on_result: bool) -> None:
+    """As for the temperature in soft actor-critic, which is trained on samples of the policy."""
+
+    def run_loop() -> None:
+        model, optimizer = trained()
+        temperature = nn.Parameter(torch.ones(()))
+        of_temperature = torch.optim.SGD([temperature], lr=0.1)
+        for number in range(3 * STEPS):
+            step_on(0, model, optimizer)
+            if number % 3 == 0:
+                with torch.no_grad():
+                    sample = model()
+                if trains_on_result:
+                    (temperature * sample.mean()).backward()
+                    of_temperature.step()
+                    of_temperature.zero_grad()
+
+    rows = rows_of(found(run_loop, warmup=12, measure=6).run)
+    calls_in_steps = sum(row.time("other") for row in rows) / own_loops.SECONDS["other"]
+    assert calls_in_steps == pytest.approx(2.0 if trains_on_result else 0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_steps_and_phases_of_a_loop_that_nobody_describes(name: str) -> None:
     """The first step, in which the hooks are added, and the last one, whose end nobody sees, are no rows."""

@@ -62,8 +62,8 @@ _TRANSFERS = (
     ("accelerate.data_loader", "send_to_device"),
 )
 
-# A call without gradients counts as part of the next step if at least this many steps so far had one before them.
-_FEWEST_STEPS_AFTER_ROLLOUT = 3
+# A call without gradients counts as part of a step if steps have needed at least this many of them so far.
+_FEWEST_ROLLOUTS = 3
 
 NESTED_DATA = "run.data is used inside another run.data: the batches of both count in the same steps"
 
@@ -146,6 +146,11 @@ class HookMarks:
         # steps before which a model in training mode was called without gradients (rollouts of reinforcement learning)
         self._steps_after_rollout = 0
         self._had_rollout = False  # whether the running step is one of them
+        # Calls of models in training mode without gradients, outside of steps; those of them that a backward pass
+        # followed without another call; and whether the last call of a model was one of them.
+        self._rollouts = 0
+        self._rollouts_for_losses = 0
+        self._last_call_was_rollout = False
         self._has_trained = False  # whether a model was called in training mode
         # whether the next batch may be the first of a loop, or of an outer loop that continues
         self._checks_next_loop = True
@@ -294,16 +299,18 @@ class HookMarks:
         )
         return is_between_steps and not torch.is_grad_enabled()
 
-    def _has_rollouts_before_steps(self) -> bool:
-        """Return whether a model in training mode was called without gradients before most steps so far.
+    def _are_rollouts_needed(self) -> bool:
+        """Return whether steps need the calls of a model in training mode without gradients.
 
-        In reinforcement learning such a call chooses the next actions. It is no validation, which would be rarer.
+        They do if such a call came before most steps so far, as in reinforcement learning, where it chooses the next
+        actions: a validation would be rarer. They also do if a backward pass, and no other call of a model, followed
+        most of these calls: it is that of a loss of their results, such as the temperature in soft actor-critic.
         """
-        most_have_rollout = 2 * self._steps_after_rollout >= self._ended_steps
-        return (
-            most_have_rollout
-            and self._steps_after_rollout >= _FEWEST_STEPS_AFTER_ROLLOUT
-        )
+        before_most_steps = 2 * self._steps_after_rollout >= self._ended_steps
+        if before_most_steps and self._steps_after_rollout >= _FEWEST_ROLLOUTS:
+            return True
+        most_are_for_losses = 2 * self._rollouts_for_losses >= self._rollouts
+        return most_are_for_losses and self._rollouts_for_losses >= _FEWEST_ROLLOUTS
 
     def _go_outside(self, reason: str) -> None:
         """Leave the step until the loop begins or continues one; the time until then is named ``reason``."""
@@ -477,11 +484,12 @@ class HookMarks:
         is_recomputation = tape.BACKWARD in self._running_phases
         if self._forward_depth > 1 or is_recomputation or self._named_phases:
             return
+        self._last_call_was_rollout = False
         if self._is_validation([module]):
             if module.training:
-                self._had_rollout = True
-            is_rollout = module.training and self._has_rollouts_before_steps()
-            if not is_rollout:
+                self._note_rollout()
+            is_of_step = module.training and self._are_rollouts_needed()
+            if not is_of_step:
                 self._go_outside(VALIDATION)
                 self._validation_calls += 1
                 self._validation_calls_with_gradients += torch.is_grad_enabled()
@@ -507,6 +515,12 @@ class HookMarks:
         self._forward_is_marked = True
         timeline = self.timeline
         timeline.note((tape.FORWARD, timeline.clock()))
+
+    def _note_rollout(self) -> None:
+        """Note that a model in training mode is called without gradients outside of steps."""
+        self._had_rollout = True
+        self._last_call_was_rollout = True
+        self._rollouts += 1
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that the call of a model ends; if a loader made the batch, forward stays open to include the loss."""
@@ -667,9 +681,14 @@ class HookMarks:
 
     def _begin_function(self, code: int) -> bool:
         """Note that a function is called that makes up the phase ``code``; return whether the call is marked."""
-        if code in self._running_phases or self._named_phases or self._is_outside:
+        if code in self._running_phases or self._named_phases:
             return False
         if get_ident() != self._marked_thread and self._is_unmarked():
+            return False
+        if code == tape.BACKWARD and self._last_call_was_rollout:
+            self._last_call_was_rollout = False
+            self._rollouts_for_losses += 1
+        if self._is_outside:
             return False
         # Gradients may be cleared between the model's call and backward, while forward stays open.
         if self._forward_is_open and code != tape.ZERO_GRAD:
