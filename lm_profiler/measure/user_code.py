@@ -47,9 +47,8 @@ def package_of(file: str) -> str:
         return ""
     if file.startswith("<"):
         return "Python"
-    installed = re.search(r"/(?:site|dist)-packages/([^/.]+)", path)
-    if installed is not None:
-        package = installed[1]
+    package = _installed_package(path)
+    if package:
         if package in _LIBRARIES:
             return _LIBRARIES[package]
         return "" if _uses_torch(package) else package
@@ -61,6 +60,29 @@ def package_of(file: str) -> str:
         top_name = path.removeprefix(_STANDARD).partition("/")[0]
         return top_name.removesuffix(".py")
     return ""
+
+
+def _installed_package(path: str) -> str:
+    """Return the name of the installed package that ``path`` belongs to; empty if it belongs to none."""
+    installed = re.search(r"/(?:site|dist)-packages/([^/.]+)", path)
+    if installed is not None:
+        return installed[1]
+    for folder in _other_folders_of_packages():
+        if path.startswith(folder):
+            return path.removeprefix(folder).partition("/")[0].removesuffix(".py")
+    return ""
+
+
+@cache
+def _other_folders_of_packages() -> list[str]:
+    """Return the folders of Python's path into which packages were installed by ``pip install --target``."""
+    folders = []
+    for entry in sys.path:
+        folder = Path(entry)
+        is_known = folder.name in ("site-packages", "dist-packages")
+        if entry and not is_known and any(folder.glob("*.dist-info")):
+            folders.append(f"{folder.absolute().as_posix()}/")
+    return folders
 
 
 @cache

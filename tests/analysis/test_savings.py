@@ -609,6 +609,24 @@ def test_a_waiting_loader_gets_enough_workers(data_ms: float, workers: int, awak
     assert (f"num_workers from {workers} to {wanted}" in text) == (wanted > workers)
 
 
+def test_a_full_queue_needs_no_more_workers() -> None:
+    record = made(
+        {"data": 60.0},
+        settings=Settings(num_workers=4, cores=2),
+        loader=LoaderFacts(workers=4, ahead=8, ready_before=6, ready_after=8, awake_share=0.08),
+        thread_use=thread(asleep_ms=50.0, wall_ms=60.0, phase="data"),
+    )
+    assert "num_workers=0" in remedy_of(found_in(record, "input"), record)
+
+
+@pytest.mark.parametrize("workers, saves_ms", [(1, 10.0), (0, 60.0)])
+def test_a_wait_for_a_cpu_is_no_wait_for_workers(workers: int, saves_ms: float) -> None:
+    """On a busy machine the thread had no CPU for 50 of 60 ms. Without workers it would have made the batch itself."""
+    use = {"data": ThreadUse(wall_s=0.06, ran_s=0.005, no_cpu_s=0.05)}
+    record = made({"data": 60.0}, settings=Settings(num_workers=workers, cores=2), thread_use=use, contention=busy())
+    assert found_in(record, "input").saves_s == pytest.approx(saves_ms / 1e3, rel=0.01)
+
+
 def test_python_of_an_optimizer_and_of_a_hook_counts_once() -> None:
     """Its lines of ``p - x * y`` are operators: the trace has no gap in the phase."""
     python_times = [

@@ -56,7 +56,21 @@ def _regular_wait_s(costs: StepCosts) -> float:
         if is_of_other_cause and odd.part == "data":
             other_causes_s += odd.cause_s or 0.0
     steps = max(costs.record.time["data"].n, 1)
-    return costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - other_causes_s / steps
+    wait_s = (
+        costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - other_causes_s / steps
+    )
+    if costs.contended and costs.settings.num_workers:
+        # While the training thread is ready to run, the next batch may be ready, too: the loader is not slow.
+        wait_s *= 1.0 - _share_without_cpu(costs)
+    return wait_s
+
+
+def _share_without_cpu(costs: StepCosts) -> float:
+    """Return the share of the data phase in which the training thread was ready to run but had no CPU."""
+    use = costs.record.thread_use.get("data")
+    if use is None or use.wall_s <= 0.0:
+        return 0.0
+    return min(use.no_cpu_s / use.wall_s, 1.0)
 
 
 def _suggested_workers(costs: StepCosts) -> dict[str, float]:
@@ -70,7 +84,7 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     rest_s = costs.step_s - costs.mean_s("data")
     if workers is None or cores is None or rest_s <= 0.0:
         return {}
-    if workers and _takes_over_slowly(costs):
+    if workers and (_takes_over_slowly(costs) or _keeps_queue_full(costs)):
         return {"takes_over": 1.0}
     # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
@@ -92,7 +106,19 @@ def _takes_over_slowly(costs: StepCosts) -> bool:
     It then spends the time on rebuilding the tensors that the workers send, which more workers do not speed up.
     """
     use = costs.record.thread_use.get("data")
-    return use is not None and use.wall_s > 0.0 and use.ran_s >= 0.5 * use.wall_s
+    if use is None:
+        return False
+    had_cpu_s = use.wall_s - use.no_cpu_s
+    return had_cpu_s > 0.0 and use.ran_s >= 0.5 * had_cpu_s
+
+
+def _keeps_queue_full(costs: StepCosts) -> bool:
+    """Return whether at least half of the batches that workers load ahead were ready before and after the steps."""
+    loader = costs.record.loader
+    if loader is None or not loader.ahead:
+        return False
+    ready = min(loader.ready_before or 0, loader.ready_after or 0)
+    return ready >= 0.5 * loader.ahead
 
 
 def _loader_waits(costs: StepCosts) -> bool:

@@ -1,0 +1,33 @@
+"""The program's own code is told from that of installed packages by its file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.measure import user_code
+
+
+@pytest.fixture
+def no_cache() -> Iterator[None]:
+    caches = (user_code.package_of, user_code._other_folders_of_packages)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_packages_in_any_folder_of_the_path_are_no_code_of_the_program(
+    no_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``pip install --target`` puts packages, with their metadata, into a folder of any name."""
+    target, program = tmp_path / "packages", tmp_path / "program"
+    (target / "pytorch_lightning-2.6.1.dist-info").mkdir(parents=True)
+    program.mkdir()
+    monkeypatch.syspath_prepend(str(target))
+    monkeypatch.syspath_prepend(str(program))
+    package_of = user_code.package_of
+    assert package_of(f"{target}/pytorch_lightning/utilities/combined_loader.py") == user_code.LIGHTNING
+    assert package_of(f"{target}/pillow_like/image.py") == "pillow_like"
+    assert package_of(f"{program}/train.py") == ""
