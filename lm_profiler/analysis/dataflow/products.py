@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from lm_profiler.record.operator_calls import (
+    CodeLine,
     Operand,
     OperatorCall,
     Product,
@@ -103,27 +104,62 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
     Examples are ignored labels, padding, and unused outputs. The calls are products with a weight, and operators of
     about the same size that use their results.
 
+    Lines that also compute such products whose positions are needed are left out. An example is a classifier that uses
+    one token of the output: all its blocks run the same lines, and only in the last one the other tokens are not used.
+
     Returns:
         by the number of the call, the share of its positions whose gradient is zero.
     """
+    zero_shares = _zero_shares_of_products(step)
+    needed_layers: set[_Layer] = set()
+    for number, zero_share in zero_shares.items():
+        if zero_share < _MANY_ZERO_POSITIONS:
+            needed_layers.add(_layer_of(step, number))
     shares: dict[int, float] = {}
-    for call in step.calls:
-        if call.product is None or call.phase != _BACKWARD or call.forward is None:
-            continue
-        zero_share = _zero_positions(step, call, step.calls[call.forward])
+    for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
-        if not _MANY_ZERO_POSITIONS <= zero_share < 1.0:
+        has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
+        if not has_ignored_positions or _layer_of(step, product) in needed_layers:
             continue
-        for number in calls_as_large_as(step, call.forward):
+        for number in calls_as_large_as(step, product):
             for related in step.with_backward(number):
                 shares[related] = max(zero_share, shares.get(related, 0.0))
     return shares
 
 
+# the innermost line of a product, and its sizes: rows, columns, and columns of the result
+_Layer = tuple[CodeLine | None, int, int, int]
+
+
+def _layer_of(step: StepCalls, number: int) -> _Layer:
+    """Return what the product ``number`` has in common with those of equal layers that run the same line."""
+    product = step.calls[number].product
+    assert product is not None
+    lines = step.lines_of(number)
+    line = lines[-1] if lines else None
+    return line, product.left.rows, product.left.columns, product.right.columns
+
+
+def _zero_shares_of_products(step: StepCalls) -> dict[int, float]:
+    """Return the share of positions at which the gradient is zero, by the number of a product of forward with a weight.
+
+    Products whose gradient was not recorded are missing.
+    """
+    zero_shares: dict[int, float] = {}
+    for call in step.calls:
+        if call.product is None or call.phase != _BACKWARD or call.forward is None:
+            continue
+        zero_share = _zero_positions(step, call, step.calls[call.forward])
+        if zero_share is not None:
+            known_share = zero_shares.get(call.forward, 0.0)
+            zero_shares[call.forward] = max(zero_share, known_share)
+    return zero_shares
+
+
 def _zero_positions(
     step: StepCalls, call: OperatorCall, forward_call: OperatorCall
-) -> float:
-    """Return the share of positions at which the gradient of a product with a weight is zero; 0 if it has no weight.
+) -> float | None:
+    """Return the share of positions at which the gradient of a product is zero; None if the product has no weight.
 
     ``call`` is a product of its backward pass. For Y = X·W, with the gradient G of Y, backward computes two products:
     G with W for the gradient of X, and X with G for the gradient of W. Positions are the rows of X, Y and G.
@@ -131,7 +167,7 @@ def _zero_positions(
     assert call.product is not None
     weights = step.trained.intersection(forward_call.reads)
     if forward_call.product is None or not weights:
-        return 0.0
+        return None
     left, right = call.product.left, call.product.right
     # One operand is a factor of the forward product, X or W. The other one is the gradient.
     gradient_is_left = left.storage not in forward_call.reads
@@ -141,7 +177,7 @@ def _zero_positions(
     elif gradient_is_right:
         gradient, factor = right, left
     else:
-        return 0.0
+        return None
     # The products are dX = G·Wᵀ and dW = Xᵀ·G, or transposed: dXᵀ = W·Gᵀ and dWᵀ = Gᵀ·X.
     computes_weight_gradient = factor.storage not in weights
     is_transposed = gradient_is_left == computes_weight_gradient

@@ -722,6 +722,18 @@ def test_layers_are_no_side_work(harmless: Callable[[Step, Tensor, Tensor], Tens
     assert {"side_work", "unfused"}.isdisjoint(reasons)
 
 
+def block_of_a_classifier(step: Step, hidden: Tensor) -> Tensor:
+    mixed = functional.scaled_dot_product_attention(hidden[None, None], hidden[None, None], hidden[None, None])[0, 0]
+    return hidden + step.net.block(mixed)
+
+
+def one_token_of_the_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """All blocks run the same lines; in the last one, all tokens but the first are not used."""
+    for _ in range(3):
+        hidden = block_of_a_classifier(step, hidden)
+    return plain(step, hidden[:1], labels[:1])
+
+
 def propagate(hidden: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
     for _ in range(100):
         hidden = (0.5 * hidden).index_add(0, targets, hidden.index_select(0, sources))
@@ -752,6 +764,11 @@ def test_the_function_is_named_that_takes_the_time_of_the_whole_step() -> None:
 def test_products_cannot_be_fused() -> None:
     reasons = [found.reason for found in Step().needless(products_between_layers)]
     assert "unfused" not in reasons
+
+
+def test_the_last_of_equal_blocks_is_not_ignored() -> None:
+    reasons = [found.reason for found in Step().needless(one_token_of_the_output)]
+    assert "ignored" not in reasons
 
 
 def test_long_chains_of_joins_are_searched_once() -> None:
