@@ -412,6 +412,26 @@ def test_sleep_counts_in_full_on_a_busy_machine() -> None:
     assert callback.saves_s == pytest.approx(0.030, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    "samples, example, terms_ms, high_ms",
+    [
+        # Of the 150 ms of a step all may not grow with the batch, but 2.5 ms of data and transfer, and the ideal time.
+        (64, "for example of 128 samples", {}, 0.5 * 147.2),
+        (64, "for example of 128 samples", {"ideal": 30.0}, 0.5 * 117.2),
+        (2, "for example of 8 samples", {"ideal": 30.0}, 0.75 * 117.2),
+    ],
+)
+def test_the_limit_of_a_larger_batch_holds_for_the_batch_that_is_named(
+    samples: int, example: str, terms_ms: dict[str, float], high_ms: float
+) -> None:
+    """A larger batch also speeds up matrix products: a batch four times as large saved up to 63 %."""
+    waterfall = fall(**terms_ms) if terms_ms else None
+    record = made({"optimizer": 60.0}, settings=Settings(samples_per_batch=samples), waterfall=waterfall)
+    found = found_in(record, "small_batch")
+    assert found.high_s == pytest.approx(high_ms * 1e-3, rel=0.01)
+    assert example in remedy_of(found, record)
+
+
 def test_optimizers_are_named_by_their_rate_and_fused_where_they_can_be() -> None:
     name, _, record = CASES["an optimizer that multiplies matrices"]
     findings = {finding.name: finding for finding in findings_of(record)}

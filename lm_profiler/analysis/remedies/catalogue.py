@@ -653,19 +653,27 @@ def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
 
 def _small_batch_text(finding: Finding, settings: Settings) -> str:
     """Return the advice to use larger batches, or to accumulate them if memory is full."""
-    size = ""
-    if "tokens_per_batch" in finding.facts:
-        tokens = int(finding.facts["tokens_per_batch"])
-        size = f" (now {count_text(tokens, 'token')})"
-    elif "samples_per_batch" in finding.facts:
-        samples = int(finding.facts["samples_per_batch"])
-        size = f" (now {count_text(samples, 'sample')})"
     memory_is_full = (
         settings.memory_free_share is not None and settings.memory_free_share < 0.1
     )
+    noun = ""
+    size = 0
+    if "tokens_per_batch" in finding.facts:
+        noun = "token"
+        size = int(finding.facts["tokens_per_batch"])
+    elif "samples_per_batch" in finding.facts:
+        noun = "sample"
+        size = int(finding.facts["samples_per_batch"])
+    present_size = f" (now {count_text(size, noun)})" if noun else ""
     if memory_is_full:
-        return f"Accumulate the gradients of more batches{size}: memory is too full for a larger batch."
-    return f"Try a larger batch{size}: much of the step time does not depend on the batch size."
+        return f"Accumulate the gradients of more batches{present_size}: memory is too full for a larger batch."
+    growth = finding.facts.get("growth")
+    example = ""
+    if growth is not None and noun:
+        example = f", for example of {count_text(round(growth * size), noun)}"
+    elif growth is not None:
+        example = f", for example {growth:.3g} times as large"
+    return f"Try a larger batch{present_size}{example}: much of the step time does not depend on the batch size."
 
 
 def _profiler_text(finding: Finding, settings: Settings) -> str:

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from lm_profiler.analysis.savings.outside_phases import belongs_to_loop
 from lm_profiler.analysis.savings.python_code import find_slow_python
-from lm_profiler.analysis.savings.step_costs import MANY_CALLS, WORTH, StepCosts
+from lm_profiler.analysis.savings.step_costs import (
+    MANY_CALLS,
+    MODEL_PHASES,
+    WORTH,
+    StepCosts,
+)
 from lm_profiler.record.run_record import LIGHTNING, Finding
 
 # phases whose time does not depend on the batch size
@@ -41,15 +46,40 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     if free_share is not None:
         growth_that_fits = 1.0 / (1.0 - free_share)
         growth = max(min(growth, growth_that_fits), 2.0)
-    facts = {}
+    facts = {"growth": growth}
     for name in ("tokens_per_batch", "samples_per_batch"):
         count = getattr(costs.settings, name)
         if count is not None:
             facts[name] = float(count)
     # With one or two samples and such a fixed cost, a larger batch is certain to help.
     has_few_samples = samples is not None and samples <= _FEW_SAMPLES and growth > 2.0
-    saves_s = min(fixed_s, costs.step_s) * (1.0 - 1.0 / growth)
-    yield costs.finding("small_batch", saves_s, may=not has_few_samples, facts=facts)
+    saved_share = 1.0 - 1.0 / growth
+    fixed_s = min(fixed_s, costs.step_s)
+    most_fixed_s = max(costs.step_s - _proportional_s(costs), fixed_s)
+    yield costs.finding(
+        "small_batch",
+        saved_share * fixed_s,
+        high_s=saved_share * most_fixed_s,
+        may=not has_few_samples,
+        facts=facts,
+    )
+
+
+def _proportional_s(costs: StepCosts) -> float:
+    """Return the seconds of a step that surely grow with the batch size: the data, and the least time of the model.
+
+    In a larger batch, matrix products and convolutions run at a higher rate. Four times as large a batch made a sample
+    50 to 63 % cheaper, although the costs of a step that are known to be fixed were 23 to 34 % of it.
+    """
+    batch_s = costs.mean_s("data") + costs.mean_s("transfer")
+    products_s = costs.term_s("ideal")
+    traffic_s = 0.0
+    if costs.record.waterfall is not None:
+        for term in costs.record.waterfall.terms:
+            if term.name == "bandwidth":
+                # the traffic of the optimizer does not depend on the batch
+                traffic_s += sum(term.phases.get(phase, 0.0) for phase in MODEL_PHASES)
+    return batch_s + products_s + traffic_s
 
 
 def _fixed_s(costs: StepCosts) -> float:
