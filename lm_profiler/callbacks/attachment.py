@@ -21,6 +21,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Loop, Marks
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.outside_lines import OutsideLines
 from lm_profiler.callbacks.instruments.owners import ActionSteps
 from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.profiling_options import (
@@ -29,7 +30,6 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 )
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
-from lm_profiler.callbacks.instruments.validation_lines import ValidationLines
 from lm_profiler.callbacks.instruments.watches import (
     StepWatch,
     profiler_range,
@@ -349,7 +349,7 @@ class Attachment:
             FlopsWatch(timeline, self._get_module, forward, self._operators_maker()),
         ]
         if rank == 0:
-            others.append(ValidationLines(timeline))
+            others.append(OutsideLines(timeline))
         prefetched = loop.loader_watch()
         if prefetched is not None:
             others.append(prefetched)

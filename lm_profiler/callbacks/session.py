@@ -348,7 +348,7 @@ class Session:
         """Return all that was measured on this rank so far."""
         facts = self.instruments.facts()
         graph_pools_bytes = facts.pop("graph_pools", None)  # becomes a note
-        validation_line = facts.pop("validation_line", None)
+        lines_outside = facts.pop("lines_outside", {})
         notes = [
             *self.notes,
             *self._unseen_backward_note(),
@@ -364,7 +364,7 @@ class Session:
             batch_counts=[self._batch_counts],
             between_steps_s=self._between_steps_s(),
             between=self._time_between_steps(),
-            outside=self._outside_steps(validation_line),
+            outside=self._outside_steps(lines_outside),
             stages_s=self._stages_s(),
             device_idle=device_idle,
             notes=notes,
@@ -525,10 +525,12 @@ class Session:
         )
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
-    def _outside_steps(self, validation_line: CodeLine | None) -> list[OutsideSteps]:
+    def _outside_steps(
+        self, lines: Mapping[str, CodeLine | None]
+    ) -> list[OutsideSteps]:
         """Return what took time outside of the steps of all stages.
 
-        ``validation_line`` is the line in which validations spend most of their time; None if it is unknown.
+        ``lines`` has the line in which an activity spends most of its time, None if it is unknown, by what it is.
         """
         timeline = self.timeline
         events = passed(timeline.went_outside, timeline.checkpoint_instants_ns)
@@ -536,8 +538,9 @@ class Session:
             events.append(NamedSpan(begin_ns, end_ns, hook))
         all_passed = []
         for activity in outside_steps(self._run_steps, events, self._own_spans_ns):
-            if activity.what == VALIDATION and validation_line is not None:
-                activity = activity.model_copy(update=validation_line._asdict())
+            line = lines.get(activity.what)
+            if line is not None:
+                activity = activity.model_copy(update=line._asdict())
             all_passed.append(activity)
         return all_passed
 

@@ -534,6 +534,16 @@ def _costliest_part(finding: Finding) -> str:
     return f": most of the time is spent in {_place(finding)}"
 
 
+def _epoch_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about epoch boundaries: longer epochs, or less work of the program between epochs."""
+    if not finding.file:
+        return "Make epochs longer: each epoch boundary takes time."
+    return (
+        f"Do less work between epochs in {_place(finding)}: most of the time from the last batch of an epoch to the "
+        "first one of the next is spent there. Longer epochs help if that work does not grow with them."
+    )
+
+
 def _reload_text(finding: Finding, settings: Settings) -> str:
     hook = finding.owner or "train_dataloader"
     return f"Create the loader only once: {hook} is called in every epoch (reload_dataloaders_every_n_epochs)."
@@ -1062,7 +1072,7 @@ REMEDIES: Sequence[Remedy] = (
         "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO).",
         "Save checkpoints less often, or asynchronously (torch.distributed.checkpoint.async_save).",
     ),
-    Remedy("epoch", "Make epochs longer: each epoch boundary takes time."),
+    Remedy("epoch", _epoch_text),
     Remedy(
         "worker_start",
         "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer: at present "

@@ -60,12 +60,13 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     starts_workers = (
         costs.settings.num_workers and not costs.settings.persistent_workers
     )
+    line = _line_outside(costs, EPOCH) or _line_outside(costs, FIRST_BATCH)
     if loader_calls:
-        yield costs.finding("epoch", epoch_boundary_s)
+        yield costs.finding("epoch", epoch_boundary_s, **line)
     elif starts_workers:
         yield costs.finding("worker_start", epoch_boundary_s + first_step_s)
     else:
-        yield costs.finding("epoch", epoch_boundary_s + first_step_s)
+        yield costs.finding("epoch", epoch_boundary_s + first_step_s, **line)
 
 
 def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:

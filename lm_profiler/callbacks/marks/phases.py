@@ -268,7 +268,7 @@ class PhaseProfiler:
         """Note that an epoch begins; in a trial fit of the Tuner, mark nothing until it ends."""
         self._in_epoch = True
         self._steps_left_at_epoch_start = self.steps_left
-        self.timeline.went_outside.append((self.timeline.clock(), EPOCH))
+        self.timeline.name_outside(EPOCH)
         is_own_fit = any(
             callback is self.callback for callback in self.trainer.callbacks
         )

@@ -198,12 +198,12 @@ class Timeline:
         self.left_step()
 
     def is_outside_for(self, what: str) -> bool:
-        """Return whether the loop has left the step for ``what``. Other threads may ask, too."""
-        return (
-            self._is_outside
-            and bool(self.went_outside)
-            and self.went_outside[-1][1] == what
-        )
+        """Return whether the loop has left the step for ``what``, and is not back. Other threads may ask, too."""
+        return self._is_outside and self.has_left_for(what)
+
+    def has_left_for(self, what: str) -> bool:
+        """Return whether ``what`` was the last thing for which the loop left the step. Other threads may ask, too."""
+        return bool(self.went_outside) and self.went_outside[-1][1] == what
 
     def stop(self) -> None:
         """Drop all further marks."""

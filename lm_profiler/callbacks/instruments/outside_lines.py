@@ -1,4 +1,7 @@
-"""Finds the line of the program in which validations spend most of their time, by samples of the thread's stack."""
+"""Finds the lines of the program in which validations and epoch boundaries spend most of their time.
+
+The stack of the training thread is sampled for that.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,37 @@ from types import FrameType
 from torch import nn
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.user_code import user_lines
 from lm_profiler.record.operator_calls import CodeLine
-from lm_profiler.record.run_record import VALIDATION
+from lm_profiler.record.run_record import EPOCH, FIRST_BATCH, VALIDATION
 
 # Sampling costs some 0.1 ms each time, which is 1 % of a validation.
 _EVERY_S = 0.01
 _FEWEST_SAMPLES = 8
+# parts of a step in which its batch has not arrived
+_BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
 _LARGE_SHARE = 0.5  # the share of the samples that a function must have
 
 # the lines of the program on the stack, the outermost first
 _Stack = tuple[CodeLine, ...]
 
 
-class ValidationLines(Instrument):
-    """Samples the stack of the training thread during validations.
+class OutsideLines(Instrument):
+    """Samples the stack of the training thread during validations, and from the end of an epoch to the next batch.
 
     It samples in a thread of its own, which sleeps until the loop leaves its steps, so that it does not disturb them.
     """
 
-    name = "lines of validation"
+    name = "lines outside of steps"
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._training_thread = get_ident()
-        self._stacks: Counter[_Stack] = Counter()
+        # the number of samples of each stack
+        self._validation_stacks: Counter[_Stack] = Counter()
+        self._epoch_stacks: Counter[_Stack] = Counter()
         self._has_left_step = Event()
         self._stage_is_over = Event()
         self._sampler: Thread | None = None
@@ -51,7 +59,12 @@ class ValidationLines(Instrument):
 
     def end(self, stage: str) -> None:
         self._stop()
-        self.facts["validation_line"] = costliest_line(self._stacks)
+        epoch_line = costliest_line(self._epoch_stacks)
+        self.facts["lines_outside"] = {
+            VALIDATION: costliest_line(self._validation_stacks),
+            EPOCH: epoch_line,
+            FIRST_BATCH: epoch_line,
+        }
 
     def discard(self) -> None:
         self._stop()
@@ -65,17 +78,48 @@ class ValidationLines(Instrument):
             sampler.join()
 
     def _sample(self) -> None:
-        """Sample the stack during each validation, until the stage is over; this runs in the sampling thread."""
+        """Sample the stack outside of steps, until the stage is over; this runs in the sampling thread."""
         is_over = self._stage_is_over.is_set
         while not is_over():
             self._has_left_step.wait()
             self._has_left_step.clear()
             while not is_over() and self._timeline.is_outside_for(VALIDATION):
-                frame = sys._current_frames().get(self._training_thread)
-                if frame is not None:
-                    self._stacks[_stack_of(frame)] += 1
-                del frame  # it would keep the objects of the functions alive
-                time.sleep(_EVERY_S)
+                self._add_sample(self._validation_stacks)
+            boundary = _EpochBoundary(self._timeline)
+            while not is_over() and boundary.lasts():
+                self._add_sample(self._epoch_stacks)
+
+    def _add_sample(self, stacks: Counter[_Stack]) -> None:
+        """Add the present stack of the training thread to ``stacks``, and wait for the time of the next sample."""
+        frame = sys._current_frames().get(self._training_thread)
+        if frame is not None:
+            stacks[_stack_of(frame)] += 1
+        del frame  # it would keep the objects of the functions alive
+        time.sleep(_EVERY_S)
+
+
+class _EpochBoundary:
+    """The time from the end of an epoch until the first batch of the next one has arrived, for the sampling thread."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._begin_of_step_ns: int | None = (
+            None  # of the first step after the boundary
+        )
+
+    def lasts(self) -> bool:
+        """Return whether the last thing for which the loop left its steps was an epoch, without a batch since then."""
+        if not self._timeline.has_left_for(EPOCH):
+            return False
+        reading = self._timeline.read_without_change()
+        if not reading.is_step_running:
+            return True
+        step = reading.step
+        if self._begin_of_step_ns is None:
+            self._begin_of_step_ns = step.host_ns[0]
+        is_first_step = step.host_ns[0] == self._begin_of_step_ns
+        has_batch = not _BEFORE_BATCH.issuperset(step.codes)
+        return is_first_step and not has_batch
 
 
 def _stack_of(frame: FrameType) -> _Stack:

@@ -1,13 +1,16 @@
-"""The line in which validations spend most of their time is found by samples of the stack."""
+"""The lines in which validations and epoch boundaries spend most of their time are found by samples of the stack."""
 
 import time
+from collections import Counter
+from typing import Any
 
 from torch import nn
 
-from lm_profiler.callbacks.instruments.validation_lines import ValidationLines, costliest_line
+from lm_profiler.callbacks.instruments.outside_lines import OutsideLines, costliest_line
+from lm_profiler.measure.clocks.tape import DATA, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.operator_calls import CodeLine
-from lm_profiler.record.run_record import EPOCH, VALIDATION
+from lm_profiler.record.run_record import EPOCH, FIRST_BATCH, VALIDATION
 
 MAIN = CodeLine("train.py", 90, "main")
 VALIDATE, VALIDATE_LATER = CodeLine("train.py", 20, "validate"), CodeLine("train.py", 21, "validate")
@@ -30,22 +33,22 @@ def test_few_samples_show_nothing() -> None:
     assert costliest_line({(MAIN, VALIDATE): 3}) is None
 
 
-def run_until(instrument: ValidationLines, samples: int, deadline_s: float) -> None:
-    """Run until the instrument has taken so many samples."""
+def run_until(stacks: Counter[Any], samples: int, deadline_s: float = 60.0) -> None:
+    """Run until the instrument has added so many samples to ``stacks``."""
     end = time.monotonic() + deadline_s
-    while sum(instrument._stacks.values()) < samples and time.monotonic() < end:
+    while sum(stacks.values()) < samples and time.monotonic() < end:
         sum(range(1000))
 
 
 class Slow(nn.Module):
     """A model whose forward pass goes on until the instrument has taken enough samples."""
 
-    def __init__(self, instrument: ValidationLines) -> None:
+    def __init__(self, stacks: Counter[Any]) -> None:
         super().__init__()
-        self.instrument = instrument
+        self.stacks = stacks
 
     def forward(self) -> None:
-        run_until(self.instrument, samples=10, deadline_s=60.0)
+        run_until(self.stacks, samples=10)
 
 
 def evaluate(model: nn.Module) -> None:
@@ -54,25 +57,35 @@ def evaluate(model: nn.Module) -> None:
 
 def test_the_line_is_the_call_of_the_model_and_not_within_it() -> None:
     timeline = Timeline()
-    instrument = ValidationLines(timeline)
+    instrument = OutsideLines(timeline)
     instrument.begin("measure")
     timeline.go_outside(VALIDATION)
-    evaluate(Slow(instrument))
+    evaluate(Slow(instrument._validation_stacks))
     instrument.end("measure")
-    line = instrument.facts["validation_line"]
+    line = instrument.facts["lines_outside"][VALIDATION]
     assert (line.file, line.function) == (__file__, "evaluate")
 
 
-def test_only_validations_are_sampled() -> None:
+def test_the_line_of_an_epoch_is_what_runs_until_its_first_batch_has_arrived() -> None:
     timeline = Timeline()
-    instrument = ValidationLines(timeline)
+    instrument = OutsideLines(timeline)
+    stacks = instrument._epoch_stacks
     instrument.begin("measure")
     timeline.go_outside(EPOCH)
-    run_until(instrument, samples=1, deadline_s=0.2)
-    assert not instrument._stacks
-    timeline.go_outside(VALIDATION)
-    run_until(instrument, samples=10, deadline_s=60.0)
+    run_until(stacks, samples=4)
+    timeline.mark(DATA)
+    run_until(stacks, samples=16)
+    timeline.mark(LEAVE)
+    timeline.mark(FORWARD)
+    time.sleep(0.1)
+    samples = sum(stacks.values())
+    for _ in range(2):  # later steps and their batches
+        run_until(stacks, samples + 3, deadline_s=0.1)
+        timeline.mark(END)
+        timeline.mark(DATA)
+    assert sum(stacks.values()) == samples
     instrument.end("measure")
-    line = instrument.facts["validation_line"]
-    assert (line.file, line.function) == (__file__, "run_until")
+    lines = instrument.facts["lines_outside"]
+    assert lines[EPOCH].function == lines[FIRST_BATCH].function == "run_until"
+    assert lines[VALIDATION] is None
     assert instrument._sampler is None
