@@ -223,6 +223,7 @@ NeedlessReason = Literal[
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another
+    "accumulated",  # one pass over all samples could replace those of micro-batches
     "looped",  # one call on whole tensors could replace those of a loop
     "gathered",  # a layer is applied to copies of the same rows
     "copied",  # they only copy a tensor

@@ -62,7 +62,7 @@ class OperatorCall:
     """
 
     name: str  # the name of the operator, such as ``aten::mm``
-    # whether it only makes a view; such a call is recorded if backward computes a gradient for it, and it reads nothing
+    # whether it only makes a view; such a call is recorded if backward computes a gradient for it
     is_view: bool = False
     phase: str
     seconds: float

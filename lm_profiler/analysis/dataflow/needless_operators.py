@@ -20,6 +20,10 @@ from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.indexing import calls_of_indexing
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
 from lm_profiler.analysis.dataflow.loops import calls_in_loops
+from lm_profiler.analysis.dataflow.micro_batches import (
+    calls_of_micro_batches,
+    line_of_passes,
+)
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
     calls_on_broadcasts,
@@ -58,7 +62,11 @@ _FACTORIZING = (
 )
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
-_OF_SMALL_CALLS = ("looped", "cells")  # the reasons that are about small calls
+_OF_SMALL_CALLS = (
+    "accumulated",
+    "looped",
+    "cells",
+)  # the reasons that are about small calls
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -145,6 +153,8 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
     yield "cells", calls_of_cells(step), None
+    micro_batches = calls_of_micro_batches(step)
+    yield "accumulated", micro_batches, line_of_passes(step, micro_batches)
     yield "looped", calls_in_loops(step), None
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None

@@ -10,7 +10,7 @@ _BACKWARD = "backward"
 # each fills a whole tensor with zeros, apart from the gradient of the slice
 _GRADIENTS = ("aten::select_backward", "aten::slice_backward")
 _SUM = "aten::add"
-_FEWEST_CALLS = 8  # a line with fewer slices is no loop
+_FEWEST_SLICES = 8  # of a tensor by a line: with fewer it is no loop
 
 
 def gradients_of_slices(step: StepCalls) -> dict[int, float]:
@@ -22,19 +22,22 @@ def gradients_of_slices(step: StepCalls) -> dict[int, float]:
     Returns:
         by the number of the call, the share of its work that is needless.
     """
-    # gradients of equal size, by the line that takes the slices
-    gradients_by_line: defaultdict[tuple[CodeLine, int], list[int]] = defaultdict(list)
+    # by the line that takes the slices, and by the storage of the tensor from which they are taken
+    gradients_by_tensor: defaultdict[tuple[CodeLine, int], list[int]] = defaultdict(
+        list
+    )
     for number, call in enumerate(step.calls):
         lines = step.lines_of(number)
-        is_in_model = call.forward is not None and bool(lines)
-        if call.name in _GRADIENTS and is_in_model:
-            gradients_by_line[lines[-1], call.elements].append(number)
+        if call.name in _GRADIENTS and call.forward is not None and lines:
+            for storage in step.calls[call.forward].reads:
+                gradients_by_tensor[lines[-1], storage].append(number)
 
     shares: dict[int, float] = {}
-    for (_, elements), gradients in gradients_by_line.items():
-        if len(gradients) < _FEWEST_CALLS:
+    for gradients in gradients_by_tensor.values():
+        if len(gradients) < _FEWEST_SLICES:
             continue
         needless_share = 1.0 - 1.0 / len(gradients)
+        elements = step.calls[gradients[0]].elements
         for number in (*gradients, *_sums_of(step, gradients, elements)):
             shares[number] = needless_share
     return shares

@@ -783,6 +783,19 @@ def _on_operators(template: str) -> Sentence:
     return sentence
 
 
+def _accumulated_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about small micro-batches; the finding's share is 1 - 1/n for n of them."""
+    single_share = 1.0 - finding.facts.get("share", 0.0)
+    count = "several"
+    if single_share > 0.0:
+        count = str(round(1.0 / single_share))
+    return (
+        "Use larger micro-batches, and accumulate the gradients of fewer of them, if memory allows: each step "
+        f"computes {count} small ones one after another in {_code(finding)}, which spend much of their time on calling "
+        "operators."
+    )
+
+
 def _code(finding: Finding) -> str:
     """Return the line that a finding is about, or else its main operator."""
     return _place(finding) or str(finding.what)
@@ -884,8 +897,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "ignored",
         _on_operators(
-            "Before {code}, drop the positions that do not affect the loss: the gradient is zero at {share} of all "
-            "positions (ignored labels, padding, unused outputs)."
+            "Leave out the positions in {code} that neither the loss nor a later layer reads: the gradient is zero at "
+            "{share} of all positions (ignored labels, padding, unused outputs)."
         ),
         likely_share=0.9,
     ),
@@ -961,6 +974,7 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.7,
     ),
     Remedy("groups", _groups_text, likely_share=0.8),
+    Remedy("accumulated", _accumulated_text, likely_share=0.8),
     Remedy(
         "looped",
         _on_operators(

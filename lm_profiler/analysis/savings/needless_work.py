@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from lm_profiler.analysis.savings.step_costs import StepCosts
+from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, StepCosts
 from lm_profiler.record.findings import PLACE_REASONS
 from lm_profiler.record.run_record import (
     VALIDATION,
@@ -96,18 +96,27 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
         saves_s = _needless_s(costs, operators)
         is_double = operators.reason in ("some_double", "double")
         tolerance = _DOUBLE_TOLERANCE if is_double else _NEEDLESS_TOLERANCE
+        high_s = tolerance * saves_s
+        if operators.reason == "accumulated":
+            high_s = max(high_s, operators.share * _slow_computing_s(costs))
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
         yield costs.finding(
             operators.reason,
             saves_s,
-            high_s=tolerance * saves_s,
+            high_s=high_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
             phase=max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase)),
             what=operators.what,
             facts=facts,
             **_line_of_operators(operators),
         )
+
+
+def _slow_computing_s(costs: StepCosts) -> float:
+    """Return the seconds of forward and backward beyond matrix products at peak rate, which large batches approach."""
+    computing_s = sum(costs.mean_s(phase) for phase in MODEL_PHASES)
+    return max(computing_s - costs.term_s("ideal"), 0.0)
 
 
 def _line_of_operators(operators: NeedlessOperators) -> dict[str, Any]:

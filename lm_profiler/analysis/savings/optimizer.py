@@ -120,19 +120,20 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
 def _saved_by_fusing(costs: StepCosts) -> float:
     """Return the seconds that a fused optimizer saves."""
     optimizer_s = costs.regular_s("optimizer")
+    # A fused optimizer still has to move its bytes. Their least time is subtracted if it is known; on a busy machine
+    # the memory bandwidth is not known well enough.
+    floor = costs.record.floors.get("optimizer")
+    floor_s = 0.0
+    if floor is not None and not costs.contended:
+        floor_s = floor.seconds or 0.0
+    above_floor_s = max(optimizer_s - floor_s, 0.0)
     if costs.on_device:
-        # A fused optimizer still has to move its bytes. Their least time is subtracted if it is known; on a busy
-        # machine the memory bandwidth is not known well enough.
-        floor = costs.record.floors.get("optimizer")
-        floor_s = 0.0
-        if floor is not None and not costs.contended:
-            floor_s = floor.seconds or 0.0
-        return max(optimizer_s - floor_s, 0.0)
+        return above_floor_s
     model = costs.record.model
     share = _SAVED_BY_FUSING_ON_CPU
     if model is not None and set(model.optimizers) == {"SGD"}:
         share = _SAVED_BY_FUSING_SGD_ON_CPU
-    return share * optimizer_s
+    return min(share * optimizer_s, above_floor_s)
 
 
 def _needless_groups(costs: StepCosts) -> Iterator[Finding]:

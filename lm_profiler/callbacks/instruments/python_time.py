@@ -235,14 +235,18 @@ class PythonTimes:
         return self.switches() == self._last_switches
 
     def _end_outer_call(self) -> None:
-        """If the event was the return of the outer call, add the time of that call."""
+        """Add the time of the outer call if it has returned, or if another phase has begun within it."""
         outer = self._outer_call
-        if outer is not None and len(self._stack) < outer.depth:
+        if outer is None:
+            return
+        has_returned = len(self._stack) < outer.depth
+        if has_returned or self.phase() != outer.phase:
             self._outer_ns[outer.phase, outer.function] += self.clock() - outer.begin_ns
             self._outer_call = None
 
     def _enter(self, call: _FollowedCall) -> None:
         """Put ``call``, which begins, onto the stack, and count it."""
+        self._end_outer_call()
         self._stack.append(call)
         if call.owner is None or not self._is_followed(call.owner):
             return
@@ -355,7 +359,8 @@ class PythonTimes:
     def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
         """Return the lines that take most time, the longest first.
 
-        The operators that torch's own modules call are left out, and so are the profiler's instruments.
+        In the phases, the operators that torch's own modules call are left out, because they are the model. The
+        profiler's instruments are left out, too.
 
         ``untraced_s`` is how long the thread runs in each phase of a step that is not followed, in seconds. The lines
         of a phase together cannot take longer than that, so any excess is a further cost of following, in proportion
@@ -368,7 +373,8 @@ class PythonTimes:
         corrections = self._corrections(untraced_s or {})
         for (phase, line, activity), followed in self._followed.items():
             is_outside = phase >= len(PARTS)
-            if is_outside or activity in (_INNER_OPERATORS, OURS):
+            is_of_model = activity == _INNER_OPERATORS and phase != OTHER
+            if is_outside or is_of_model or activity == OURS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
             extra_cost_ns = correction.event_ns * followed.intervals
@@ -376,6 +382,9 @@ class PythonTimes:
             own_s = correction.scale * own_ns * 1e-9
             if activity == _BUILTIN:
                 seconds[phase, line, _PYTHON] += own_s
+            elif activity == _INNER_OPERATORS:
+                seconds[phase, line, _OPERATORS] += own_s
+                calls[phase, line, _OPERATORS] += followed.calls
             else:
                 seconds[phase, line, activity] += own_s
                 calls[phase, line, activity] += followed.calls

@@ -174,7 +174,7 @@ class StepOperators:
         is_view = not written and not is_host_read
         if is_view:
             if name in _SLICES and inputs[0].requires_grad:
-                self._note_slice(name)
+                self._note_slice(name, inputs[0])
             return
 
         forward = self._forward_call()
@@ -222,8 +222,8 @@ class StepOperators:
             )
         )
 
-    def _note_slice(self, name: str) -> None:
-        """Record a slice, whose gradient is as large as the tensor from which it was taken."""
+    def _note_slice(self, name: str, whole: Tensor) -> None:
+        """Record a slice of ``whole``; its gradient is as large as that."""
         forward = self._forward_call()
         self._calls.append(
             OperatorCall(
@@ -231,7 +231,7 @@ class StepOperators:
                 is_view=True,
                 phase=self.phase,
                 seconds=0.0,
-                reads=(),
+                reads=(self._storages.number_of(whole),),
                 writes=(),
                 lines=self._lines(forward),
                 forward=forward,

@@ -143,7 +143,10 @@ def _advice_text(finding: Finding, record: RunRecord) -> str:
         share *= most_s / finding.saves_s
     saves = f"It {verb} at most {duration_text(most_s)} ({share:.0%}) of a step."
     if _includes_time_between(finding, record):
-        saves = f"It {verb} at most {duration_text(most_s)} per step ({share:.0%} of the time)."
+        saves = (
+            f"It {verb} at most {share:.0%} of all time ({duration_text(most_s)} per step, "
+            "including the time between steps)."
+        )
     return f"{remedy_of(finding, record)} {saves}"
 
 

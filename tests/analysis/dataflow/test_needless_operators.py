@@ -449,6 +449,15 @@ def sampler(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden + samples.mean(), labels)
 
 
+def slices_of_many_tensors(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """As in attention, whose queries, keys and values are slices of one tensor in each layer."""
+    for _ in range(8):
+        packed = torch.stack([hidden, hidden.square(), hidden.exp()])
+        query, key, value = (packed[number] for number in range(3))
+        hidden = query * key + value
+    return plain(step, hidden, labels)
+
+
 def mixture_of_experts(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Each row goes to two of four experts, each of which has a weight of its own."""
     routed = hidden[torch.arange(2 * TOKENS) % TOKENS]
@@ -636,6 +645,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
     "needed, reason",
     [
         (slices_at_once, "sliced"),
+        (slices_of_many_tensors, "sliced"),
         (sampler, "unfused"),
         (mixture_of_experts, "gathered"),
         (discretised_states, "broadcast"),

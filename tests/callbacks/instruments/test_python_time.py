@@ -84,6 +84,41 @@ def test_what_the_function_with_the_loop_calls_itself_counts_outside_of_phases()
     assert rows[0].seconds >= 0.03
 
 
+@pytest.mark.parametrize("phase, is_counted", [(OTHER, True), (FORWARD, False)])
+def test_a_model_that_runs_outside_of_the_phases_counts_for_its_caller(phase: int, is_counted: bool) -> None:
+    """As the target network of an agent. In forward, the operators that torch's modules call are the model."""
+    target, states = nn.Linear(256, 256), torch.rand(256, 256)
+
+    def targets() -> None:
+        for _ in range(20):
+            target(states)
+
+    times = PythonTimes(lambda: phase, time.perf_counter_ns, time.perf_counter_ns)
+    times.start()
+    targets()
+    times.stop()
+    torch_s = seconds_in(times.shares(), "targets", "torch")
+    assert (torch_s > 0.0) == is_counted
+
+
+def test_a_function_that_enters_a_phase_counts_until_then() -> None:
+    phase, now_ns = [OTHER], [0]
+
+    def replay() -> None:
+        now_ns[0] += 20_000_000
+        phase[0] = FORWARD
+        len("")  # an event
+        now_ns[0] += 50_000_000
+
+    times = PythonTimes(lambda: phase[0], lambda: now_ns[0])
+    times.start()
+    replay()
+    times.stop()
+    (call,) = times.outer_calls()
+    assert call.outer_function.endswith("replay")
+    assert call.seconds == pytest.approx(0.02)
+
+
 def test_following_itself_is_nobodys_time() -> None:
     """By a clock that goes on with each reading, a thousand calls take what the program itself adds to it."""
     now_ns = [0]  # no variable of these functions, which Python 3.10 would put back when the profiler's call is over

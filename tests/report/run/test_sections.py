@@ -115,7 +115,12 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told
     "name, saves_s, share, end",
     [
         ("garbage", 0.005, 0.5, "It saves at most 5 ms (50%) of a step."),
-        ("validation", 0.030, 0.75, "It saves at most 30 ms per step (75% of the time)."),  # a step takes 10 ms
+        (
+            "validation",
+            0.030,
+            0.75,
+            "It saves at most 75% of all time (30 ms per step, including the time between steps).",
+        ),  # a step takes 10 ms
     ],
 )
 def test_what_passes_between_steps_is_no_share_of_a_step(name: Any, saves_s: float, share: float, end: str) -> None:

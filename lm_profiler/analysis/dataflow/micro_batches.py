@@ -1,0 +1,113 @@
+"""Finds gradient accumulation whose small micro-batches spend much of their time on the overhead of calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from lm_profiler.analysis.dataflow.loops import seconds_of_calling, share_of_calling
+from lm_profiler.record.operator_calls import CodeLine, StepCalls
+
+_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_FEWEST_PASSES = 2
+# the share of the calls of each pass that the first pass must have, too
+_MOSTLY_EQUAL = 0.9
+
+# the numbers of the calls of a forward pass of the model, in order
+_Pass = list[int]
+
+
+def calls_of_micro_batches(step: StepCalls) -> dict[int, float]:
+    """Return the calls of the passes whose gradients are accumulated, if one pass over all samples could replace them.
+
+    All passes run the same operators, and none reads what an earlier one has computed, apart from gradients.
+
+    Returns:
+        by the number of a call, the share of its time that one pass would save: that of the overhead of calling.
+    """
+    passes = _passes_before_update(step)
+    if len(passes) < _FEWEST_PASSES or not _are_equal(step, passes):
+        return {}
+    if _any_depends_on_earlier(step, passes):
+        return {}
+    calling_s = seconds_of_calling(step)
+    saved_share = 1.0 - 1.0 / len(passes)
+    shares: dict[int, float] = {}
+    for numbers in passes:
+        for number in numbers:
+            for related in step.with_backward(number):
+                overhead = share_of_calling(step.calls[related], calling_s)
+                shares[related] = saved_share * overhead
+    return shares
+
+
+def line_of_passes(step: StepCalls, numbers: Iterable[int]) -> CodeLine | None:
+    """Return a line of the innermost function that led to all forward calls among ``numbers``; None without one."""
+    stacks = []
+    for number in numbers:
+        call = step.calls[number]
+        if call.phase == _FORWARD and call.lines:
+            stacks.append(call.lines)
+    common_line = None
+    for lines_at_depth in zip(*stacks, strict=False):
+        functions = {(line.file, line.function) for line in lines_at_depth}
+        if len(functions) > 1:
+            break
+        common_line = lines_at_depth[0]
+    return common_line
+
+
+def _passes_before_update(step: StepCalls) -> list[_Pass]:
+    """Return the passes of forward that backward followed, before the first update of the weights."""
+    passes: list[_Pass] = []
+    running: _Pass = []
+    for number, call in enumerate(step.calls):
+        if call.phase == _OPTIMIZER and passes:
+            break
+        if call.phase == _FORWARD:
+            running.append(number)
+        elif call.phase == _BACKWARD and running:
+            passes.append(running)
+            running = []
+    return passes
+
+
+def _are_equal(step: StepCalls, passes: Sequence[_Pass]) -> bool:
+    """Return whether all passes run nearly the same operators from the same lines on tensors of equal sizes."""
+    first_calls = _counted_calls(step, passes[0])
+    for numbers in passes[1:]:
+        common = first_calls & _counted_calls(step, numbers)
+        longest = max(len(numbers), len(passes[0]))
+        if common.total() < _MOSTLY_EQUAL * longest:
+            return False
+    return True
+
+
+def _counted_calls(
+    step: StepCalls, numbers: Sequence[int]
+) -> Counter[tuple[str, CodeLine | None, int]]:
+    """Return how often each operator is called from each line with each size."""
+    counts: Counter[tuple[str, CodeLine | None, int]] = Counter()
+    for number in numbers:
+        call = step.calls[number]
+        line = call.lines[-1] if call.lines else None
+        counts[call.name, line, call.size] += 1
+    return counts
+
+
+def _any_depends_on_earlier(step: StepCalls, passes: Sequence[_Pass]) -> bool:
+    """Return whether a pass reads a tensor that an earlier pass has made, such as a hidden state or adapted weights.
+
+    Statistics that each pass updates in place, such as those of batch normalization, do not count.
+    """
+    made_by_earlier: set[int] = set()
+    for numbers in passes:
+        made: set[int] = set()
+        for number in numbers:
+            call = step.calls[number]
+            own_reads = set(call.reads) - made
+            if not own_reads.isdisjoint(made_by_earlier):
+                return True
+            made |= call.overwrites
+        made_by_earlier |= made
+    return False
