@@ -179,6 +179,16 @@ PROFILER_ENABLED = PrivateName(
 PREPARE_TRACE = PrivateName(
     "profile._prepare_trace", "stops our profiler if the user starts one", "no trace"
 )
+START_TRACE = PrivateName(
+    "profile._start_trace",
+    "keeps a profiler of the user from starting where ours cannot stop",
+    "the process may crash there",
+)
+GRAPH_TASK_ID = PrivateName(
+    "torch._C._current_graph_task_id",
+    "recognizes a backward pass, in which no profiler can begin or end",
+    "no trace",
+)
 
 # The loader.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import gzip
 import re
 import shutil
@@ -36,6 +35,12 @@ from lm_profiler.analysis.trace.range_names import (
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
+from lm_profiler.callbacks.instruments.torch_sessions import (
+    close_open_ranges,
+    is_called_by_torch,
+    is_session_taken,
+    keep_from_starting,
+)
 from lm_profiler.callbacks.marks.torch_hooks import is_within_optimizer_step
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
@@ -45,7 +50,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
 from lm_profiler.record.quantities import count_text
-from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
+from lm_profiler.torch_names import PREPARE_TRACE
 
 # devices whose kernels torch.profiler records, besides the host's operators
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
@@ -56,6 +61,12 @@ _WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 # The names of ranges by the codes of parts. Work between steps, such as a validation, has a range too, so that it does
 # not count as work of a step.
 _RANGES = {**dict(enumerate(PHASES)), OUTSIDE: BETWEEN_STEPS}
+
+# why there is no trace if, for example, hooks of gradients call the optimizer
+_STEPS_END_IN_TORCH = (
+    "the steps of this loop end within a backward pass, an operator or another thread, "
+    "where torch.profiler cannot begin or end"
+)
 
 
 @dataclass(frozen=True)
@@ -267,27 +278,6 @@ def _called_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield _WRAPPERS.sub("", path), submodule
 
 
-def is_session_taken() -> bool:
-    """Return whether a session of torch's profiler runs in this process, or is prepared, such as during its warm-up.
-
-    torch reports only running sessions, so prepared ones are searched among all objects, which takes up to 0.1 s.
-    """
-    if PROFILER_ENABLED.get(autograd_profiler):
-        return True
-    return any(
-        _is_open(thing)
-        for thing in gc.get_objects()
-        if issubclass(type(thing), autograd_profiler.profile)
-    )
-
-
-def _is_open(session: autograd_profiler.profile) -> bool:
-    if not session.enabled:
-        return False  # torch gives a disabled session no further attributes
-    has_results = session.kineto_results is not None
-    return session.entered and not has_results
-
-
 @dataclass(eq=False)
 class Tracer(Instrument):
     """Runs torch.profiler over whole steps and writes the trace to ``trace/rank<n>.pt.trace.json.gz``.
@@ -309,6 +299,10 @@ class Tracer(Instrument):
     _profile: profile | None = None
     _modules: ModuleRanges | None = None
     _optimizer_hooks: ExitStack = field(default_factory=ExitStack)
+    _session: ExitStack = field(default_factory=ExitStack)  # ends our session
+    _is_session_open: bool = False
+    _thread: int = 0  # the thread of our session
+    _has_lost_session: bool = False  # whether a session of the program could not begin
 
     @property
     def path(self) -> Path:
@@ -322,6 +316,11 @@ class Tracer(Instrument):
                 "torch.profiler is already running in this process, and only one session is possible"
             )
             return
+        if is_called_by_torch():
+            self.guard.disable(_STEPS_END_IN_TORCH)
+            return
+        # Otherwise ranges that began in an earlier session of the program would end in ours.
+        close_open_ranges()
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
             activities.append(TRACED[self.device.type])
@@ -343,7 +342,9 @@ class Tracer(Instrument):
                 tracing.profiler.experimental_config.trace_only = (
                     not self.options.with_stack
                 )
-        self._undo.callback(tracing.stop)
+        self._session.callback(tracing.stop)
+        self._is_session_open = True
+        self._thread = get_ident()
         self._profile = tracing
         self._open_ranges_of_phases()
         modules = ModuleRanges(self.guard)
@@ -375,7 +376,7 @@ class Tracer(Instrument):
             self._modules.leave_optimizer_step(optimizer)
 
     def _give_way_to_others(self) -> None:
-        """Stop before another session starts, such as one of the user's callbacks: two sessions end the process.
+        """End our session before another one starts, such as one of the user's callbacks: two would end the process.
 
         A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` start without that.
         """
@@ -390,30 +391,49 @@ class Tracer(Instrument):
         for session_class, name in beginnings:
             method = getattr(session_class, name)
             setattr(session_class, name, self._after_giving_way(method))
-            self._undo.callback(setattr, session_class, name, method)
+            self._session.callback(setattr, session_class, name, method)
 
     def _after_giving_way(self, method: Callable[..., object]) -> Callable[..., object]:
         """Return ``method`` of another session, before which ours ends."""
 
         def give_way_first(session: Any, *args: Any) -> object:
             if session.enabled:  # a disabled one does nothing
-                self.guard.run(self._give_way)
+                self.guard.end(self._give_way)
+                if self._is_session_open:
+                    keep_from_starting(session)
+                    self._report_lost_session()
+                    return session
             return method(session, *args)
 
         return give_way_first
 
     def _give_way(self) -> None:
-        """End our session of the profiler, because another one begins."""
-        if self._profile is None:
-            return
-        self.discard()
-        self.guard.disable(
-            "another session of torch.profiler began, and only one session is possible"
-        )
+        """End our session of the profiler, if that is possible here, because another one begins."""
+        if self._can_end_session():
+            self.discard()
+            self.guard.disable(
+                "another session of torch.profiler began, and only one session is possible"
+            )
+
+    def _can_end_session(self) -> bool:
+        return get_ident() == self._thread and not is_called_by_torch()
+
+    def _report_lost_session(self) -> None:
+        """Report, once, that a session of the program records nothing."""
+        if not self._has_lost_session:
+            self._has_lost_session = True
+            self.guard.report(
+                f"{self.guard.name}: a session of torch.profiler that the program began meanwhile recorded nothing, "
+                "because it began within an operator, a backward pass or another thread"
+            )
 
     def step(self) -> None:
         """Begin the next step of the profiler, because a step of the stage has ended and another follows."""
         if self._profile is None:
+            return
+        if not self._can_end_session():
+            self._profile = None
+            self.guard.disable(_STEPS_END_IN_TORCH)
             return
         if self._profile.step_num == 0 and self.device.type in TRACED:
             # Otherwise work that is queued in the warm-up step would run in the first traced step.
@@ -427,6 +447,9 @@ class Tracer(Instrument):
         profile = self._profile
         self.discard()  # ends the session; its events stay in ``profile``
         if profile is None:
+            return {}
+        if self._is_session_open:
+            self.guard.disable(_STEPS_END_IN_TORCH)
             return {}
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with its content: torch writes a second file beside the requested one,
@@ -478,9 +501,15 @@ class Tracer(Instrument):
         """End the session without a result, and remove all hooks.
 
         torch iterates over the hooks of optimizers themselves, so within an optimizer's step these hooks stay until
-        this is called again. A guard that is disabled does not call their functions.
+        this is called again. A guard that is disabled does not call their functions. The session stays too, where it
+        cannot end.
         """
         self._profile = None
         super().discard()
+        if self._is_session_open and self._can_end_session():
+            # Otherwise ranges that began in our session would end in one that the program begins next.
+            close_open_ranges()
+            self._is_session_open = False
+            self._session.close()
         if not is_within_optimizer_step():
             self._optimizer_hooks.close()
