@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
 
-_FORWARD = "forward"
-# A line is a loop if it calls one operator at least this often on equal sizes.
+_FORWARD, _BACKWARD = "forward", "backward"
+# A line is a loop if it calls one operator at least this often on equal sizes; as a product with one weight, half as
+# often: a decoder has fewer elements than a batch has samples, and its weight's gradient is computed for each of them.
 _FEWEST_CALLS = 16
+_FEWEST_PRODUCTS_WITH_WEIGHT = 8
 # the number of iterations that must be independent of each other
 _FEWEST_INDEPENDENT = 8
 # a loop with a smaller share of the time of all operators is not analysed
 _LEAST_SHARE = 0.005
 _SMALL_SIZE = 1 << 10  # a call on fewer elements is only overhead
+# add up the gradients of a weight that is used several times
+_SUMS = ("aten::add", "aten::add_")
+# the share of a loop's calls, and of a line's own calls, with which the line is that of the loop
+_MOST_OF_LOOPS = 0.5
+_MOST_OF_LINE = 0.75
 _FEW_ROWS = 4  # a product of so few rows spends its time on reading the weight
 
 # line, operator, elements of the largest result and of the largest tensor, sizes of a product: calls with the same key
@@ -27,6 +34,7 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
     """Return the calls of loops that could be replaced by one call on all inputs.
 
     This saves the call overhead; for a product of few rows it saves nearly all, because its weight is read only once.
+    The gradients of a weight are then computed once, and need not be added up.
 
     Returns:
         by the number of a call, or of a call of its backward pass, the share of its time that this saves.
@@ -36,7 +44,10 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
     shares: dict[int, float] = {}
     for numbers in _calls_by_key(step).values():
         seconds = sum(step.calls[number].seconds for number in numbers)
-        if len(numbers) < _FEWEST_CALLS or seconds < _LEAST_SHARE * total_s:
+        fewest_calls = _FEWEST_CALLS
+        if _have_one_weight(step, numbers):
+            fewest_calls = _FEWEST_PRODUCTS_WITH_WEIGHT
+        if len(numbers) < fewest_calls or seconds < _LEAST_SHARE * total_s:
             continue
         # Calls of one layer after another depend on each other; those of a loop over samples do not.
         independent = len(numbers) / longest_chain(step, numbers)
@@ -46,7 +57,70 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
             for related in step.with_backward(number):
                 overhead = share_of_calling(step.calls[related], calling_s)
                 shares[related] = (1.0 - 1.0 / independent) * overhead
+        for number in _sums_of_weight_gradients(step, numbers):
+            shares[number] = 1.0 - 1.0 / independent
     return shares
+
+
+def _have_one_weight(step: StepCalls, numbers: Iterable[int]) -> bool:
+    """Return whether the calls ``numbers`` are products with the same trained weight."""
+    weights: set[int] = set()
+    for number in numbers:
+        product = step.calls[number].product
+        if product is None:
+            return False
+        weights.add(product.right.storage)
+    return len(weights) == 1 and weights.issubset(step.trained)
+
+
+def _sums_of_weight_gradients(step: StepCalls, numbers: Sequence[int]) -> list[int]:
+    """Return the calls of backward that add up the gradients of the weight of the products ``numbers``."""
+    product = step.calls[numbers[0]].product
+    if product is None or not _have_one_weight(step, numbers):
+        return []
+    weight_elements = product.right.rows * product.right.columns
+    gradients: set[int] = set()
+    for number in numbers:
+        for backward in step.backward_of.get(number, ()):
+            gradients.update(step.calls[backward].writes)
+    sums: list[int] = []
+    for number, call in enumerate(step.calls):
+        is_sum = call.phase == _BACKWARD and call.name in _SUMS
+        reads_gradient = not gradients.isdisjoint(call.reads)
+        if is_sum and reads_gradient and call.elements == weight_elements:
+            sums.append(number)
+    return sums
+
+
+def line_of_loops(step: StepCalls, looped: Collection[int]) -> CodeLine | None:
+    """Return the innermost line that leads to most of the ``looped`` calls of forward, and to hardly any others.
+
+    The line of a helper, which other code calls, too, shows nothing; nor does the line of a whole iteration, if most of
+    it depends on the iteration before. Without such a line, return the innermost one that leads to most of the calls.
+    """
+    looped_s = 0.0
+    seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    looped_seconds: defaultdict[CodeLine, float] = defaultdict(float)
+    depths: dict[CodeLine, int] = {}
+    for number, call in enumerate(step.calls):
+        if call.phase != _FORWARD:
+            continue
+        is_looped = number in looped
+        looped_s += is_looped * call.seconds
+        for depth, line in enumerate(dict.fromkeys(call.lines)):
+            seconds[line] += call.seconds
+            if is_looped:
+                looped_seconds[line] += call.seconds
+                depths[line] = max(depth, depths.get(line, 0))
+    lines = [
+        line
+        for line, line_s in looped_seconds.items()
+        if line_s >= _MOST_OF_LOOPS * looped_s
+        and line_s >= _MOST_OF_LINE * seconds[line]
+    ]
+    if not lines:
+        return step.place_of(looped)
+    return max(lines, key=depths.__getitem__)
 
 
 def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
@@ -67,13 +141,21 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
 
 
 def seconds_of_calling(step: StepCalls) -> float:
-    """Return the overhead of calling an operator in seconds: the median of the calls with hardly any elements."""
-    seconds = [
-        call.seconds
-        for call in step.calls
-        if call.phase == _FORWARD and call.size < _SMALL_SIZE and not call.is_view
-    ]
-    return statistics.median(seconds) if seconds else 0.0
+    """Return the overhead of calling an operator in seconds: the median of the calls with hardly any elements.
+
+    Without such calls it is the time of the shortest call.
+    """
+    small_calls_s: list[float] = []
+    all_calls_s: list[float] = []
+    for call in step.calls:
+        is_operator = call.seconds > 0.0  # otherwise Python reads a tensor
+        if call.phase == _FORWARD and is_operator:
+            all_calls_s.append(call.seconds)
+            if call.size < _SMALL_SIZE:
+                small_calls_s.append(call.seconds)
+    if small_calls_s:
+        return statistics.median(small_calls_s)
+    return min(all_calls_s, default=0.0)
 
 
 def share_of_calling(call: OperatorCall, calling_s: float) -> float:

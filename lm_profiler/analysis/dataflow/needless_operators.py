@@ -19,7 +19,7 @@ from lm_profiler.analysis.dataflow.copies import (
 from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.indexing import calls_of_indexing
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
-from lm_profiler.analysis.dataflow.loops import calls_in_loops
+from lm_profiler.analysis.dataflow.loops import calls_in_loops, line_of_loops
 from lm_profiler.analysis.dataflow.micro_batches import (
     calls_of_micro_batches,
     line_of_passes,
@@ -155,7 +155,8 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "cells", calls_of_cells(step), None
     micro_batches = calls_of_micro_batches(step)
     yield "accumulated", micro_batches, line_of_passes(step, micro_batches)
-    yield "looped", calls_in_loops(step), None
+    looped = calls_in_loops(step)
+    yield "looped", looped, line_of_loops(step, looped)
     yield "gathered", layers_on_copied_rows(step), None
     yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
     work = side_work(step, calls_of_attention(step, scores))

@@ -978,8 +978,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "looped",
         _on_operators(
-            "Replace the loop at {code} by operators on whole tensors: the loop makes {operators:,} small calls that do"
-            " not depend on each other."
+            "Replace the loop at {code} by operators on whole tensors, or move this line out of the loop and run it "
+            "once on the stacked inputs: its {operators:,} small calls do not depend on each other."
         ),
         likely_share=0.8,
     ),

@@ -61,6 +61,7 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 _READING_METHODS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
 # torch's code between an operator and the function that runs it, if torch divides the operator into others
 _FILE_OF_OPERATORS = getfile(type(torch.ops))
+_DIMENSIONS_OF_SEQUENCES = 3  # batch, elements and features, in this or another order
 _FILE_OF_CELLS = nn.LSTMCell.forward.__code__.co_filename
 _OTHER = "other"
 _OPTIMIZER = "optimizer"
@@ -460,7 +461,7 @@ def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:
     On a GPU all of them have one (cuDNN, MIOpen). On the CPU only the LSTM in float32 has one (oneDNN). The other
     layers call the same operators there as their cells.
     """
-    if not inputs:
+    if not inputs or not isinstance(cell, nn.RNNCellBase):
         return False
     if inputs[0].device.type != "cpu":
         return True
@@ -502,15 +503,29 @@ def _outer_function(frame: FrameType) -> FrameType:
 
 
 def _running_cell() -> nn.Module | None:
-    """Return the recurrent cell of torch whose forward pass runs, called by the program itself; None if none runs."""
+    """Return the recurrent cell of torch whose forward pass runs, called by the program itself; None if none runs.
+
+    A layer for whole sequences that gets a single element is used as a cell.
+    """
     for frame, _ in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_filename == _FILE_OF_CELLS and code.co_name == "forward":
             module = frame.f_locals.get("self")
+            if isinstance(module, nn.RNNBase):
+                return module if _has_single_element(module, frame) else None
             return module if isinstance(module, nn.RNNCellBase) else None
         if not package_of(code.co_filename):
             return None  # a line of the program
     return None
+
+
+def _has_single_element(layer: nn.RNNBase, frame: FrameType) -> bool:
+    """Return whether the sequences have one element that ``layer`` gets in its forward pass, which ``frame`` runs."""
+    sequences = frame.f_locals.get("input")
+    if not isinstance(sequences, Tensor) or sequences.dim() != _DIMENSIONS_OF_SEQUENCES:
+        return False  # packed sequences of different lengths
+    length_dimension = 1 if layer.batch_first else 0
+    return sequences.shape[length_dimension] == 1
 
 
 def _makes_double(largest_result: Tensor | None) -> bool:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
+from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
 from lm_profiler.analysis.dataflow.needless_operators import needless_operators
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
@@ -35,6 +36,7 @@ class Net(nn.Module):
         self.table = nn.Embedding(4096, 16)
         self.lstm_cell = nn.LSTMCell(WIDTH, WIDTH)
         self.gru_cell = nn.GRUCell(WIDTH, WIDTH)
+        self.gru = nn.GRU(WIDTH, WIDTH)
         self.register_buffer("positions", torch.arange(256.0))
 
 
@@ -248,6 +250,41 @@ def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(torch.cat(rows), labels)
 
 
+def apply(layer: nn.Module, inputs: Tensor) -> Tensor:
+    output = layer(inputs)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def head_in_a_decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The state depends on the one before; the head could be applied to all states after the loop."""
+    state = torch.zeros(8, WIDTH)
+    logits = []
+    for token in hidden.view(10, 8, WIDTH):
+        state = apply(step.net.block, token + state)
+        logits.append(apply(step.net.head, state))  # here
+    return functional.cross_entropy(torch.cat(logits), labels)
+
+
+def head_behind_a_layer_used_as_a_cell(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The operators of the layer cannot be moved out of the loop, though some of them do not depend on the state."""
+    state = torch.zeros(1, 4, WIDTH)
+    logits = []
+    for token in hidden.view(20, 1, 4, WIDTH):
+        output, state = step.net.gru(token, state)
+        logits.append(step.net.head(output[0]))  # here
+    return functional.cross_entropy(torch.cat(logits), labels)
+
+
+def head_whose_output_is_fed_back(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    state = hidden[:8]
+    logits = []
+    for _ in range(10):
+        logits.append(step.net.head(state))
+        state = state + step.net.embedding(logits[-1].argmax(-1))
+    return functional.cross_entropy(torch.cat(logits), labels)
+
+
 def cell_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     tokens = hidden.view(20, -1, WIDTH)
     output, memory = torch.zeros_like(tokens[0]), torch.zeros_like(tokens[0])
@@ -356,6 +393,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (histogram_in_a_hook, "figures", "backward"),
         (attention_by_hand, "scores", "backward"),
         (loop_over_samples, "looped", "backward"),
+        (head_in_a_decoder, "looped", "backward"),
+        (head_behind_a_layer_used_as_a_cell, "looped", "backward"),
         (cell_on_each_token, "cells", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (indexed_rows, "indexed", "backward"),
@@ -657,6 +696,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (reset_memory, "cells"),
         (normalized_states, "cells"),
         (decoder, "looped"),
+        (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (masked_and_paired_elements, "indexed"),
         (dead_activations, "zeros"),
@@ -774,6 +814,34 @@ def test_the_function_is_named_that_takes_the_time_of_the_whole_step() -> None:
 def test_products_cannot_be_fused() -> None:
     reasons = [found.reason for found in Step().needless(products_between_layers)]
     assert "unfused" not in reasons
+
+
+def test_the_gradients_of_a_weight_in_a_loop_are_added_up_needlessly() -> None:
+    """Ten calls of a layer, their backward passes, and nine sums of the gradients of its weight."""
+    calls = Step().calls(head_in_a_decoder)
+    looped = calls_in_loops(calls)
+    sums: list[int] = []
+    for number in looped:
+        call = calls.calls[number]
+        if call.name in ("aten::add", "aten::add_") and call.elements == CLASSES * WIDTH:
+            sums.append(number)
+    assert len(sums) == 9
+    assert [looped[number] for number in sums] == pytest.approx([0.9] * 9)
+
+
+@pytest.mark.parametrize(
+    "sizes, calling_s",
+    [
+        ([10, 20, 30, 9000], 2.0),  # the median of the small calls
+        ([9000, 9000, 9000, 9000], 1.0),  # without any, no call is shorter than its overhead
+    ],
+)
+def test_the_overhead_of_a_call_is_known_without_small_calls(sizes: list[int], calling_s: float) -> None:
+    calls = [
+        OperatorCall(name="aten::add", phase="forward", seconds=seconds, reads=(), writes=(1,), size=size)
+        for seconds, size in zip([1.0, 2.0, 3.0, 9.0], sizes, strict=True)
+    ]
+    assert seconds_of_calling(StepCalls(calls=calls)) == calling_s
 
 
 def test_the_last_of_equal_blocks_is_not_ignored() -> None:
