@@ -88,6 +88,8 @@ _ON_STREAM = (
     "durations of collectives on the device's stream, in steps after the measured ones"
 )
 
+# a smaller share of forward that is backward passes is not worth a note
+_LARGE_BACKWARD_SHARE = 0.1
 # the most names in the note on operators whose FLOPs were not counted
 _MOST_UNCOUNTED = 5
 _SAME_SIZE = 0.01  # mean batch sizes that differ by a smaller share count as equal
@@ -810,6 +812,19 @@ def _unmarked_forward(run: RunSteps, record: RunRecord, notes: list[str]) -> Fie
     return {}
 
 
+def _backward_within_forward(
+    run: RunSteps, record: RunRecord, notes: list[str]
+) -> Fields:
+    """Add a note if much of forward is backward passes, as in meta-learning, penalties of gradients, and samplers."""
+    share = run.evidence.backward_share_of_forward
+    if share >= _LARGE_BACKWARD_SHARE:
+        notes.append(
+            f"about {share:.0%} of forward is backward passes that the program runs there itself (loss.backward() or "
+            "torch.autograd.grad); they are not in the figures of backward"
+        )
+    return {}
+
+
 # The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
 # note begins with its name.
 FINDINGS: Sequence[tuple[str, Finding]] = (
@@ -824,6 +839,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("owners of other", _owners),
     ("lines of Python", _python_times),
     ("forward passes without a mark", _unmarked_forward),
+    ("backward passes within forward", _backward_within_forward),
     ("utilisation", _utilisation),
     ("who waits for whom", _ranks),
     ("rates", _rates),

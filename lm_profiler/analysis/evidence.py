@@ -109,6 +109,8 @@ class Evidence:
     line_operators: Sequence[LineOperators] = ()
     factorizing_operators: Sequence[str] = ()
     needless_operators: Sequence[NeedlessOperators] = ()
+    # the share of forward's operators, by their time, that belong to backward passes within it
+    backward_share_of_forward: float = 0.0
     # whether forward computes anything twice from the same values, by the data flow of a step; None if it is unknown
     repeats_forward: bool | None = None
     code_parts: Sequence[CodePart] = ()

@@ -149,6 +149,12 @@ def test_a_note_names_the_forward_pass_that_is_called_without_a_mark() -> None:
     assert note.startswith("Net.forward (net.py:12) is called directly, so its time counts as other: ")
 
 
+@pytest.mark.parametrize("share, is_noted", [(0.6, True), (0.01, False)])
+def test_a_note_tells_that_much_of_forward_is_backward(share: float, is_noted: bool) -> None:
+    notes = recorded(LEVEL, backward_share_of_forward=share).notes
+    assert ("about 60% of forward is backward passes" in " ".join(notes)) == is_noted
+
+
 @pytest.mark.parametrize("device_type, activity", [("cpu", "torch"), ("cuda", "python")])
 def test_on_a_cpu_operators_without_a_call_are_no_python_code(device_type: str, activity: str) -> None:
     """Python does not wait for the kernels of a GPU."""

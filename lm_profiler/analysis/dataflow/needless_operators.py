@@ -107,6 +107,18 @@ def repeats_forward(step: StepCalls) -> bool:
     return repeats_calls_of_forward(step, least_size=_LEAST_SIZE)
 
 
+def backward_share_of_forward(step: StepCalls) -> float:
+    """Return the share of forward's operators, by their time, that belong to backward passes within it."""
+    forward_s = step.phase_s.get(_FORWARD, 0.0)
+    if forward_s <= 0.0:
+        return 0.0
+    backward_s = 0.0
+    for call in step.calls:
+        if call.phase == _FORWARD and call.forward is not None:
+            backward_s += call.seconds
+    return backward_s / forward_s
+
+
 def factorizing_operators(step: StepCalls) -> list[str]:
     """Return the names of operators of the step that factorize a matrix or solve a system, which loses digits."""
     names = {call.name for call in step.calls}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lm_profiler.analysis.dataflow.line_operators import operators_of_lines
 from lm_profiler.analysis.dataflow.needless_operators import (
+    backward_share_of_forward,
     factorizing_operators,
     needless_operators,
     repeats_forward,
@@ -104,6 +105,7 @@ class FlopsWatch(Instrument):
             calls = operators.take(is_complete=step.sees_all)
             if calls is not None:
                 facts["needless_operators"] = needless_operators(calls)
+                facts["backward_share_of_forward"] = backward_share_of_forward(calls)
                 facts["repeats_forward"] = repeats_forward(calls)
                 facts["factorizing_operators"] = factorizing_operators(calls)
                 facts["line_operators"] = operators_of_lines(calls)

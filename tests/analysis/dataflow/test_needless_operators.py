@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
-from lm_profiler.analysis.dataflow.needless_operators import needless_operators
+from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.record.findings import NeedlessOperators
@@ -880,3 +880,12 @@ def test_torchs_methods_are_as_they_were() -> None:
     before = {name: vars(Tensor).get(name) for name in ("numpy", "tolist", "data_ptr", "__array__")}
     Step().needless(metric_of_numpy)
     assert {name: vars(Tensor).get(name) for name in before} == before
+
+
+def test_the_backward_passes_of_a_sampler_are_a_share_of_forward() -> None:
+    """By the clock of ``Step`` each call takes as long as any other."""
+    forward = [call for call in Step().calls(sampler).calls if call.phase == "forward"]
+    gradients = [call for call in forward if call.name == "aten::convolution_backward"]
+    assert len(gradients) == 8
+    assert backward_share_of_forward(Step().calls(sampler)) == pytest.approx(8 / len(forward), rel=0.01)
+    assert backward_share_of_forward(Step().calls(plain)) == 0.0
