@@ -101,10 +101,13 @@ def _is_of_loop(file: str) -> bool:
 
 
 def qualified_name(code: CodeType) -> str:
-    """Return the name of a function, with the names of its classes if this version of Python knows them."""
+    """Return the name of a function, with the names of its classes if this version of Python knows them.
+
+    A lambda or comprehension has the name of the function that contains it.
+    """
     name = code.co_name
     if sys.version_info >= (3, 11):
-        name = code.co_qualname
+        name = re.sub(r"(\.<locals>\.<\w+>)+$", "", code.co_qualname)
     return name
 
 

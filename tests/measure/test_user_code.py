@@ -1,5 +1,6 @@
 """The program's own code is told from that of installed packages by its file."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,3 +32,17 @@ def test_packages_in_any_folder_of_the_path_are_no_code_of_the_program(
     assert package_of(f"{target}/pytorch_lightning/utilities/combined_loader.py") == user_code.LIGHTNING
     assert package_of(f"{target}/pillow_like/image.py") == "pillow_like"
     assert package_of(f"{program}/train.py") == ""
+
+
+class Samples:
+    def names(self) -> list[str]:
+        return [user_code.qualified_name(sys._getframe().f_code) for _ in range(1)]
+
+    def name_in_lambda(self) -> str:
+        return (lambda: user_code.qualified_name(sys._getframe().f_code))()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know the names of a function's classes")
+def test_a_comprehension_or_lambda_has_the_name_of_its_function() -> None:
+    assert Samples().names() == ["Samples.names"]
+    assert Samples().name_in_lambda() == "Samples.name_in_lambda"

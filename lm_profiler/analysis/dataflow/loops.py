@@ -93,7 +93,7 @@ def _sums_of_weight_gradients(step: StepCalls, numbers: Sequence[int]) -> list[i
 
 
 def line_of_loops(step: StepCalls, looped: Collection[int]) -> CodeLine | None:
-    """Return the innermost line that leads to most of the ``looped`` calls of forward, and to hardly any others.
+    """Return the innermost line that leads to most of the ``looped`` calls, and to hardly any others.
 
     The line of a helper, which other code calls, too, shows nothing; nor does the line of a whole iteration, if most of
     it depends on the iteration before. Without such a line, return the innermost one that leads to most of the calls.
@@ -103,11 +103,10 @@ def line_of_loops(step: StepCalls, looped: Collection[int]) -> CodeLine | None:
     looped_seconds: defaultdict[CodeLine, float] = defaultdict(float)
     depths: dict[CodeLine, int] = {}
     for number, call in enumerate(step.calls):
-        if call.phase != _FORWARD:
-            continue
         is_looped = number in looped
-        looped_s += is_looped * call.seconds
-        for depth, line in enumerate(dict.fromkeys(call.lines)):
+        if is_looped:
+            looped_s += call.seconds
+        for depth, line in enumerate(dict.fromkeys(step.lines_of(number))):
             seconds[line] += call.seconds
             if is_looped:
                 looped_seconds[line] += call.seconds
