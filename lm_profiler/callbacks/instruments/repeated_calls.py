@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from lm_profiler.torch_names import WEIGHT_VERSION
+
 # types whose values are compared by ``==``
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
@@ -94,7 +96,10 @@ class _TensorInput(NamedTuple):
 
 
 def _version_of(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    if tensor.is_inference():
+        return None
+    version: int | None = WEIGHT_VERSION.get(tensor)
+    return version
 
 
 def _reference_to(value: Any) -> Any:
