@@ -125,11 +125,11 @@ class Attachment:
     def start(self) -> None:
         """Begin the run, at the start of the loop."""
         if self.watching is not None:
-            self.watching.passed("set-up")
+            self.watching.book_time_until_now("set-up")
             self.watching.resumed_at = self.loop.step_number
         self.begin()
         if self.watching is not None:
-            self.watching.passed(INSTRUMENTS)
+            self.watching.book_time_until_now(INSTRUMENTS)
 
     def begin(self) -> None:
         """Make the record and the instruments. Ranks only wait for rank 0's choice of the folder."""

@@ -238,7 +238,7 @@ class TrainingProfiler(Callback):
         self, term: str, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.guard.run(self._run.watching.passed, term)
+            self._run.watching.guard.run(self._run.watching.book_time_until_now, term)
 
     on_sanity_check_start = partialmethod(_end_ledger_term, "set-up")
     on_sanity_check_end = partialmethod(_end_ledger_term, "sanity check")

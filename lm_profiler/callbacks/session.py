@@ -17,7 +17,7 @@ from lm_profiler.analysis.watch.ledger import (
     VALIDATION,
     NamedSpan,
     SpansInOrder,
-    passed,
+    spans_outside_steps,
 )
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
@@ -444,7 +444,7 @@ class Session:
             is_readable = (
                 wait
                 or self.stream is None
-                or self.stream.reached(finished[0].instants[-1])
+                or self.stream.reached(finished[0].events[-1])
             )
             if not is_readable:
                 return
@@ -465,7 +465,7 @@ class Session:
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if is_device_alive else None
             # reused, so that steps create no new events
-            self.stream.release(marks.instants)
+            self.stream.release(marks.events)
         row = StepRow(step, stage, seconds, host_s, tokens, peaks, self.rank)
         self.rows.append(row)
 
@@ -520,8 +520,8 @@ class Session:
         """Return what took time between the measured steps."""
         if self._measured_ns is None:
             return []
-        events = passed(
-            self.timeline.went_outside, self.timeline.checkpoint_instants_ns
+        events = spans_outside_steps(
+            self.timeline.departures, self.timeline.checkpoint_instants_ns
         )
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
@@ -533,16 +533,18 @@ class Session:
         ``lines`` has the line in which an activity spends most of its time, None if it is unknown, by what it is.
         """
         timeline = self.timeline
-        events = passed(timeline.went_outside, timeline.checkpoint_instants_ns)
+        events = spans_outside_steps(
+            timeline.departures, timeline.checkpoint_instants_ns
+        )
         for begin_ns, end_ns, hook in timeline.epoch_hooks:
             events.append(NamedSpan(begin_ns, end_ns, hook))
-        all_passed = []
+        activities = []
         for activity in outside_steps(self._run_steps, events, self._own_spans_ns):
             line = lines.get(activity.what)
             if line is not None:
                 activity = activity.model_copy(update=line._asdict())
-            all_passed.append(activity)
-        return all_passed
+            activities.append(activity)
+        return activities
 
     def _stages_s(self) -> float | None:
         """Return the seconds from the first step's beginning to the last step's end, without this session's work."""

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch import ledger as terms
-from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, passed
+from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, spans_outside_steps
 from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
@@ -115,8 +115,8 @@ class Watching:
         self.guard = Guard("watch", self.report, self._leave)
         self.ledger = Ledger(self.began_ns)
 
-    def passed(self, term: str) -> None:
-        """Add the time since the last noted instant to ``term`` of the ledger.
+    def book_time_until_now(self, term: str) -> None:
+        """Add the time since the last entry of the ledger to ``term``.
 
         This serves the time before the watch's first step; later calls do nothing.
         """
@@ -141,19 +141,19 @@ class Watching:
     def start(
         self,
         folder: Path,
-        stages: Session,
+        session: Session,
         record: RunRecord | None,
         export: ExportOptions,
     ) -> None:
-        """Begin to watch, between two steps, after the ``stages`` have ended and left a ``record``."""
+        """Begin to watch, between two steps, after the ``session`` has ended and left a ``record``."""
         epoch_s = time.time() - self.clock() * 1e-9
-        self._book_stages(stages, epoch_s)
-        self.steps = len(stages.rows)
+        self._book_session(session, epoch_s)
+        self.steps = len(session.rows)
         self._steps_at_hand_over = self.steps
         device = self.trainer.strategy.root_device
         self._timeline = Timeline(self.clock, stream_of(device), self.guard)
         self._start_reader(device)
-        self._writer = self._make_writer(folder, stages, record, export, epoch_s)
+        self._writer = self._make_writer(folder, session, record, export, epoch_s)
         self._mark()
         self._writer.start()
         self._add_own_span(self.ledger.last_ns, self.clock())
@@ -169,7 +169,7 @@ class Watching:
     def _make_writer(
         self,
         folder: Path,
-        stages: Session,
+        session: Session,
         record: RunRecord | None,
         export: ExportOptions,
         epoch_s: float,
@@ -197,7 +197,7 @@ class Watching:
             resumed_at=self.resumed_at,
             gpu=self._start_sampler(device),
         )
-        stage_figures = StageFigures.from_stages(stages.rows, record)
+        stage_figures = StageFigures.from_stages(session.rows, record)
         if export.monitoring or self.trackers:
             self._count_batches()
         if self.trackers:
@@ -315,27 +315,34 @@ class Watching:
     def leave_epoch(self) -> None:
         self.guard.run(lambda: self._phases.leave_epoch())
 
-    def _book_stages(self, stages: Session, epoch_s: float) -> None:
-        """Add the steps of the stages to the ledger, the first as a term of its own, and their end as our own time."""
-        spans = [
-            *self._spans,
-            *passed(
-                stages.timeline.went_outside, stages.timeline.checkpoint_instants_ns
-            ),
-        ]
-        spans.sort(key=attrgetter("end_ns"))
+    def _book_session(self, session: Session, epoch_s: float) -> None:
+        """Add the time of ``session``, which has just ended, to the ledger.
+
+        Its steps are added as steps, its first step also as a term of its own. The time from its last step until now,
+        in which it wrote its results, is time of our instruments.
+        """
+        timeline = session.timeline
+        spans = self._spans + spans_outside_steps(
+            timeline.departures, timeline.checkpoint_instants_ns
+        )
         self._spans = []
-        if stages.rows:
-            begin_ns, end_ns = np.array(stages.instants_ns, np.int64).T
-            host_s = np.array([row.host_seconds for row in stages.rows])
-            last_end_ns = int(end_ns.max())
-            # Later spans are in the end of the stages, which counts as a whole.
-            spans = [span for span in spans if span.begin_ns < last_end_ns]
-            self.ledger.add(begin_ns, end_ns, host_s, spans)
-            self._book_first_step(
-                host_s[0].tolist(), epoch_s + float(begin_ns[0]) * 1e-9
-            )
-        self.passed(terms.INSTRUMENTS)
+        if session.rows:
+            self._book_steps(session, spans, epoch_s)
+        self.book_time_until_now(terms.INSTRUMENTS)
+
+    def _book_steps(
+        self, session: Session, spans: Sequence[NamedSpan], epoch_s: float
+    ) -> None:
+        """Add the steps of ``session`` to the ledger, and those of ``spans`` that began before its last step ended."""
+        begin_ns, end_ns = np.array(session.instants_ns, np.int64).T
+        host_s = np.array([row.host_seconds for row in session.rows])
+        last_end_ns = int(end_ns.max())
+        # The time after the last step is one entry of the ledger, so spans within it would count twice.
+        spans_of_steps = [span for span in spans if span.begin_ns < last_end_ns]
+        spans_of_steps.sort(key=attrgetter("end_ns"))
+        self.ledger.add(begin_ns, end_ns, host_s, spans_of_steps)
+        first_step_began_s = epoch_s + float(begin_ns[0]) * 1e-9
+        self._book_first_step(host_s[0].tolist(), first_step_began_s)
 
     def _book_first_step(self, host_s: Sequence[float], began_s: float) -> None:
         """In the ledger, move the first step from the parts of steps to a term of its own.
@@ -376,7 +383,7 @@ class Watching:
 
     def _validation_ended(self) -> None:
         """Add the span of the validation that has just ended; it began when the loop left the step."""
-        for left_ns, reason in self._timeline.went_outside:
+        for left_ns, reason in self._timeline.departures:
             if reason == terms.VALIDATION and left_ns > self._last_validation_ns:
                 self._last_validation_ns = self.clock()
                 self._spans.append(
@@ -423,9 +430,9 @@ class Watching:
         """Return what happened since the last hand-over."""
         timeline = self._timeline
         marks = timeline.take_marks()
-        spans = [*self._spans, *passed(timeline.went_outside)]
+        spans = [*self._spans, *spans_outside_steps(timeline.departures)]
         self._spans = []
-        timeline.went_outside.clear()
+        timeline.departures.clear()
         timeline.checkpoint_instants_ns.clear()
         timeline.epoch_hooks.clear()
         skipped_steps = self._skipped_steps

@@ -65,7 +65,7 @@ class SpansInOrder:
         return self._spans[begin:end]
 
 
-def passed(
+def spans_outside_steps(
     departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()
 ) -> list[NamedSpan]:
     """Return the departures of a loop from its steps, and its checkpoints, as named spans.

@@ -237,7 +237,8 @@ class StreamRanksWatch(RanksWatch):
 
     stream: EventStream | None = None  # the device's clock
     waits: StreamWaits | None = None  # records the waits of the computing stream
-    _stream_marks: list[StepMarks] = field(default_factory=list)
+    # ``_marks`` with their times on the stream in place of those on the host, and without events
+    _marks_on_stream: list[StepMarks] = field(default_factory=list)
     _stream_waits: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
@@ -262,7 +263,8 @@ class StreamRanksWatch(RanksWatch):
         if stream_ns is None:
             return
         super().keep(stage, step, marks)
-        self._stream_marks.append(replace(marks, host_ns=stream_ns, instants=[]))
+        marks_on_stream = replace(marks, host_ns=stream_ns, events=[])
+        self._marks_on_stream.append(marks_on_stream)
         self._stream_waits += self._waits_in(self.stream, step, marks, stream_ns[0])
 
     def end(self, stage: str) -> None:
@@ -275,12 +277,12 @@ class StreamRanksWatch(RanksWatch):
     ) -> list[int] | None:
         """Return the step's marks on the stream; None if one of them cannot be read."""
         step_begin_ns = marks.host_ns[0]
-        if self._stream_marks:
+        if self._marks_on_stream:
             # The host may be ahead by more than a step, but a step begins on the stream only after the previous one.
-            step_begin_ns = max(step_begin_ns, self._stream_marks[-1].host_ns[-1])
+            step_begin_ns = max(step_begin_ns, self._marks_on_stream[-1].host_ns[-1])
         instants_ns = [step_begin_ns]
-        for instant in marks.instants[1:]:
-            seconds = stream.seconds(marks.instants[0], instant)
+        for event in marks.events[1:]:
+            seconds = stream.seconds(marks.events[0], event)
             if seconds is None:
                 return None
             instants_ns.append(step_begin_ns + round(seconds * 1e9))
@@ -297,8 +299,8 @@ class StreamRanksWatch(RanksWatch):
             is_in_step = marks.host_ns[0] <= wait.at_ns < marks.host_ns[-1]
             if not is_in_step:
                 continue
-            begin_s = stream.seconds(marks.instants[0], wait.begin)
-            end_s = stream.seconds(marks.instants[0], wait.end)
+            begin_s = stream.seconds(marks.events[0], wait.begin)
+            end_s = stream.seconds(marks.events[0], wait.end)
             if begin_s is None or end_s is None:
                 return []
             begin_ns = step_begin_ns + round(begin_s * 1e9)
@@ -339,7 +341,7 @@ class StreamRanksWatch(RanksWatch):
         """Return the steps of this rank on the stream's clock: marks, and when the stream reached each collective."""
         arrivals = self._with_stream_waits(arrivals)
         host = timeline_of(self.rank, self._steps, self._marks, arrivals)
-        stream = timeline_of(self.rank, self._steps, self._stream_marks, arrivals)
+        stream = timeline_of(self.rank, self._steps, self._marks_on_stream, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)
 
         # Instants that are known on both clocks: the marks, and the start and end of the stream's waits, which the host

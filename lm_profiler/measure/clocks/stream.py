@@ -14,8 +14,8 @@ class EventStream:
     """Timing events on the current stream of ``device``. They are reused, so a long run creates few of them.
 
     Only ``wait`` synchronizes. If a call fails because the device died, times are unknown; only ``wait`` raises. So the
-    user sees the error of the program's own call. Instants during the capture of a CUDA graph are unknown too: nothing
-    runs then, and querying any event would invalidate the capture.
+    user sees the error of the program's own call. The times of events during the capture of a CUDA graph are unknown
+    too: nothing runs then, and querying any event would invalidate the capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,24 +49,24 @@ class EventStream:
         # an event that is never recorded, so that no time can be read from it
         return torch.Event(device=self._device, enable_timing=True)
 
-    def reached(self, instant: torch.Event) -> bool:
-        """Return whether the stream has reached ``instant``; False if that cannot be known."""
+    def reached(self, event: torch.Event) -> bool:
+        """Return whether the stream has reached ``event``; False if that cannot be known."""
         try:
-            return not self.capturing() and bool(instant.query())
+            return not self.capturing() and bool(event.query())
         except (RuntimeError, ValueError):
             return False
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
-        """Return the seconds between two instants that the stream has reached; None if one cannot be read."""
+        """Return the seconds between two events that the stream has reached; None if one cannot be read."""
         try:
             # elapsed_time is in milliseconds
             return float(start.elapsed_time(end)) * 1e-3
         except (RuntimeError, ValueError):
             return None
 
-    def release(self, instants: Sequence[torch.Event]) -> None:
+    def release(self, events: Sequence[torch.Event]) -> None:
         """Make the events available to ``record`` again."""
-        self._free.extend(instants)
+        self._free.extend(events)
 
     def wait(self) -> None:
         """Wait until the device has done all that was enqueued; raise RuntimeError if it died."""

@@ -29,6 +29,10 @@ OUTSIDE = len(PARTS)
 # it began. FAIL: an error passed. END: the step ends.
 LEAVE, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 5)
 
+# When a mark was taken: the host's time in ns. With a device it is a tuple of the host's time, the device's event, and
+# whether the device had reached the event of the previous mark (None if that was not checked).
+Instant = int | tuple[int, Any, bool | None]
+
 
 @dataclass(slots=True)
 class StepMarks:
@@ -37,7 +41,7 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]  # the instant of each mark on the host's clock
     # the event of each mark on the device's stream; empty without a device
-    instants: list[Any]
+    events: list[Any]
     # the number of phases at whose start it was checked whether the device was idle
     idle_checks: int = 0
     # the number of those phases at whose start the device was idle, because it waited for the host
@@ -53,10 +57,10 @@ class StepMarks:
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
         """Return the seconds of each part on the device's stream, and last those of the step.
 
-        The stream must have reached all instants. None if the time between two of them is unknown.
+        The stream must have reached all events. None if the time between two of them is unknown.
         """
         known_seconds: list[float] = []
-        for begin, end in pairwise(self.instants):
+        for begin, end in pairwise(self.events):
             seconds = stream.seconds(begin, end)
             if seconds is not None:
                 known_seconds.append(seconds)
@@ -89,20 +93,38 @@ class TapeReading:
     finished: deque[StepMarks] = field(default_factory=deque)
     # the current or last step
     step: StepMarks = field(
-        default_factory=lambda: StepMarks(codes=[], host_ns=[], instants=[])
+        default_factory=lambda: StepMarks(codes=[], host_ns=[], events=[])
     )
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
-        """Return the state after ``tape``, which alternates between codes and instants; this object does not change."""
+        """Return the state after ``tape``, which alternates between codes and instants; this object does not change.
+
+        Whole steps are added by ``_add_step``, which is faster than adding their marks one by one.
+        """
+        reading = self._copy()
+        codes = tape[::2]
+        instants = tape[1::2]
+        begin = 0
+        for index, code in enumerate(codes):
+            if code == END:
+                end = index + 1
+                reading._add_step(codes[begin:end], instants[begin:end])
+                begin = end
+        for code, instant in zip(codes[begin:], instants[begin:], strict=True):
+            reading.add(code, instant)
+        return reading
+
+    def _copy(self) -> TapeReading:
+        """Return a copy to which marks can be added without changing this object."""
         step = self.step
         step_copy = StepMarks(
             codes=[*step.codes],
             host_ns=[*step.host_ns],
-            instants=[*step.instants],
+            events=[*step.events],
             idle_checks=step.idle_checks,
             idle_starts=step.idle_starts,
         )
-        reading = TapeReading(
+        return TapeReading(
             stack=self.stack.copy(),
             is_step_running=self.is_step_running,
             failed_in=self.failed_in,
@@ -110,25 +132,13 @@ class TapeReading:
             finished=self.finished.copy(),
             step=step_copy,
         )
-        codes = tape[::2]
-        instants = tape[1::2]
-        begin = 0
-        for index, code in enumerate(codes):
-            if code == END:
-                reading._read_step(
-                    codes[begin : index + 1], instants[begin : index + 1]
-                )
-                begin = index + 1
-        for code, instant in zip(codes[begin:], instants[begin:], strict=True):
-            reading.read(code, instant)
-        return reading
 
-    def _read_step(self, codes: Sequence[int], instants: Sequence[Any]) -> None:
-        """Read marks of which the last one ends a step.
+    def _add_step(self, codes: Sequence[int], instants: Sequence[Any]) -> None:
+        """Add marks of which the last one ends a step.
 
-        Usually they are read by the layout of the step, which is computed once for each sequence of codes. They are
-        read one by one if a part of the step was read before, if an error passed, or if the instants include device
-        times, because ``_add_mark`` also counts idle starts from these.
+        Usually they are added by the layout of the step, which is computed once for each sequence of codes. They are
+        added one by one if a part of the step was added before, if an error passed, or if the instants include device
+        times, because ``_add_to_step`` also counts idle starts from these.
         """
         layout = None
         begins_with_step = not self.is_step_running
@@ -137,17 +147,17 @@ class TapeReading:
             layout = _layout_of(tuple(self.stack), tuple(codes))
         if layout is None:
             for code, instant in zip(codes, instants, strict=True):
-                self.read(code, instant)
+                self.add(code, instant)
             return
         host_ns = [instants[place] for place in layout.places]
         self.stack = list(layout.stack_at_end)
         self.failed_in = None
         self.begun_part = OTHER
-        self.step = StepMarks(codes=[*layout.codes], host_ns=host_ns, instants=[])
+        self.step = StepMarks(codes=[*layout.codes], host_ns=host_ns, events=[])
         self.finished.append(self.step)
 
-    def read(self, code: int, instant: Any) -> None:
-        """Read one mark: open or close its part, and add it to the running step.
+    def add(self, code: int, instant: Instant) -> None:
+        """Add one mark: open or close its part, and add it to the running step.
 
         DATA or FORWARD begins a step, and END ends it. FAIL only notes in which part an error first passed.
         """
@@ -167,15 +177,15 @@ class TapeReading:
         if begins_step:
             self.is_step_running = True
             self.failed_in = None
-            self.step = StepMarks(codes=[], host_ns=[], instants=[])
+            self.step = StepMarks(codes=[], host_ns=[], events=[])
         if not self.is_step_running:
             return
         if code == END:
-            self._add_mark(OTHER, instant)
+            self._add_to_step(OTHER, instant)
             self.is_step_running = False
             self.finished.append(self.step)
         else:
-            self._add_mark(stack[-1], instant)
+            self._add_to_step(stack[-1], instant)
 
     def _open_or_close(self, code: int) -> None:
         """Open the part that a mark begins, or close the part that it ends."""
@@ -188,20 +198,29 @@ class TapeReading:
         elif len(stack) > 1:
             stack.pop()
 
-    def _add_mark(self, code: int, instant: Any) -> None:
+    def _add_to_step(self, code: int, instant: Instant) -> None:
         """Add a mark to the running step: ``code`` is the part that runs from now on."""
         step = self.step
-        if type(instant) is tuple:
-            # The device was idle if it had reached the event of the previous mark; None if that was not checked.
-            instant, event, was_idle = instant
-            begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
-            if was_idle is not None and begins_phase:
-                step.idle_checks += 1
-                step.idle_starts += was_idle
-            step.instants.append(event)
+        if isinstance(instant, tuple):
+            host_ns, event, had_reached_previous = instant
+            # before the code is added, because the part that ended here is the last one of ``step.codes``
+            self._count_idle_start(code, had_reached_previous)
+            step.events.append(event)
+        else:
+            host_ns = instant
         step.codes.append(code)
-        step.host_ns.append(instant)
+        step.host_ns.append(host_ns)
         self.begun_part = code
+
+    def _count_idle_start(self, code: int, had_reached_previous: bool | None) -> None:
+        """Count whether the device was idle at the start of a phase: it had then reached the event of the last mark."""
+        step = self.step
+        begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
+        if had_reached_previous is None or not begins_phase:
+            return
+        step.idle_checks += 1
+        if had_reached_previous:
+            step.idle_starts += 1
 
 
 # limited, because a loop whose marks never repeat would fill the memory
@@ -240,7 +259,7 @@ def _layout_of(open_parts: tuple[int, ...], codes: tuple[int, ...]) -> _Layout |
     reading = TapeReading(stack=list(open_parts))
     for place, code in enumerate(codes):
         # The position of each mark stands for its instant, so that ``host_ns`` of the step are positions.
-        reading.read(code, place)
+        reading.add(code, place)
     if not reading.finished:
         return None
     step = reading.finished[0]
@@ -344,10 +363,9 @@ class ChunkReader:
     ) -> Sequence[float]:
         """Return the seconds of each part of a step on the device, and release its events; NaN if they are unknown."""
         assert self.stream is not None
-        # An instant is the host's time, the device's event, and whether the previous event was reached.
         events = [event for _, event, _ in instants]
         events_of_step = [events[place] for place in layout.places]
-        marks = StepMarks(layout.codes, host_ns=[], instants=events_of_step)
+        marks = StepMarks(layout.codes, host_ns=[], events=events_of_step)
         seconds = marks.stream_seconds(self.stream)
         self.stream.release(events)
         if seconds is None:

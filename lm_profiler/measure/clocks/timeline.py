@@ -41,8 +41,7 @@ class Timeline:
 
     def __post_init__(self) -> None:
         # [TapeReading, code, instant, code, instant, …]: the state after all marks that were read, and then the marks
-        # that were not read. An instant is the host's time in ns, or a tuple that begins with it
-        # (``_write_with_event``).
+        # that were not read. ``Instant`` in ``tape`` states what an instant is.
         self._tape: list[Any] = [TapeReading()]
         # the device's event of the last mark within the step
         self._last_event: Any = None
@@ -50,7 +49,7 @@ class Timeline:
         self._is_outside = False
         self._is_stopped = False  # whether all further marks are dropped
         # each time that the loop left the step: when (ns), and for what
-        self.went_outside: list[tuple[int, str]] = []
+        self.departures: list[tuple[int, str]] = []
         # called when the loop leaves the step
         self.left_step: Callable[[], object] = _do_nothing
         # when the saving of each checkpoint began and ended, in turn
@@ -111,7 +110,7 @@ class Timeline:
         self._write(mark)
         _, code, instant = self._tape
         del self._tape[1:]
-        reading.read(code, instant)
+        reading.add(code, instant)
         if reading.begun_part is None:
             return
         for observer in self._observers:
@@ -186,7 +185,7 @@ class Timeline:
     def go_outside(self, what: str = "") -> None:
         """Ignore marks until the loop begins or continues a step; ``what`` names what happens in between."""
         if what:
-            self.went_outside.append((self.clock(), what))
+            self.departures.append((self.clock(), what))
         self.mark(OUTSIDE)
         self._is_outside = True
         self._choose_note()
@@ -194,7 +193,7 @@ class Timeline:
 
     def name_outside(self, what: str) -> None:
         """Name what happens from now on, while the loop is outside of a step."""
-        self.went_outside.append((self.clock(), what))
+        self.departures.append((self.clock(), what))
         self.left_step()
 
     def is_outside_for(self, what: str) -> bool:
@@ -203,7 +202,7 @@ class Timeline:
 
     def has_left_for(self, what: str) -> bool:
         """Return whether ``what`` was the last thing for which the loop left the step. Other threads may ask, too."""
-        return bool(self.went_outside) and self.went_outside[-1][1] == what
+        return bool(self.departures) and self.departures[-1][1] == what
 
     def stop(self) -> None:
         """Drop all further marks."""

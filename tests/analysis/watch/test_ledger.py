@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, Ledger, NamedSpan, passed
+from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, Ledger, NamedSpan, spans_outside_steps
 from lm_profiler.record.parts import TIMED
 
 S = 1_000_000_000
@@ -33,7 +33,7 @@ def test_every_second_has_one_name(late: bool) -> None:
         NamedSpan(8 * S, 19 * S, "validation"),
         NamedSpan(21 * S, 22 * S, "callback: B"),
         NamedSpan(26 * S, 27 * S, "callback: C"),  # after the last step
-        *passed([(8 * S, VALIDATION), (20 * S, EPOCH)]),
+        *spans_outside_steps([(8 * S, VALIDATION), (20 * S, EPOCH)]),
     ]
     rows = host((1, 2), (1, 1), (1, 0))
     if late:  # the device had not reached the last steps when their spans came

@@ -32,7 +32,7 @@ def test_any_tape_cut_anywhere(seed: int) -> None:
     timeline._tape.extend(tape)
     by_mark = TapeReading()
     for code, instant in zip(tape[::2], tape[1::2], strict=True):
-        by_mark.read(code, instant)
+        by_mark.add(code, instant)
     by_step = timeline.reading()
     assert by_step == by_mark
     finished = by_step.finished
