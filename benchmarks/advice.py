@@ -232,7 +232,7 @@ def judged(case: Case, folder: Path, gains: bool = False) -> dict[str, object]:
         "wrong_for_certain": not right and first is not None and not first.may,
         "others": [f"{of.name} {of.share:.0%}" for of in found[1:4]],
         "step_ms": (record.time["step"].mean or 0.0) * 1e3 if record.time else None,
-        "shared": record.contention is not None and record.contention.shared,
+        "shared": record.contention is not None and record.contention.is_shared,
         "took_s": time.perf_counter() - began,
         "ceiling_ms": None
         if first is None or not right

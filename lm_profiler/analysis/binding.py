@@ -212,9 +212,9 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     if costliest.name != EPOCH:
         # (the time of an epoch boundary is not stated, because its share also includes part of a step)
         seconds = sum(
-            passed.seconds
-            for passed in run.record.outside
-            if passed.what == costliest.name
+            activity.seconds
+            for activity in run.record.outside
+            if activity.what == costliest.name
         )
     if seconds and run.record.stages_s:
         facts = {"seconds": seconds, "run_s": run.record.stages_s}

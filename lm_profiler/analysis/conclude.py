@@ -57,7 +57,7 @@ from lm_profiler.analysis.steps.summaries import (
     world_of,
 )
 from lm_profiler.analysis.trace.unexplained_kernels import unexplained_kernels
-from lm_profiler.analysis.why.operators import Lists
+from lm_profiler.analysis.why.operators import TensorListFacts
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection, Entry
 from lm_profiler.record.kernels import KernelTable
@@ -703,7 +703,7 @@ def waterfall_of(
         rates=rates,
         dtype=rate.dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
-        lists=evidence.lists or Lists(elements=0, item_bytes=None),
+        lists=evidence.lists or TensorListFacts(elements=0, item_bytes=None),
         without_optimizer=without_optimizer,
         phase_s={} if traced.on_device else phases,
     )

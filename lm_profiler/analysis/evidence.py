@@ -21,7 +21,7 @@ from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import read_traced_work
-from lm_profiler.analysis.why.operators import Lists
+from lm_profiler.analysis.why.operators import TensorListFacts
 from lm_profiler.analysis.why.traced import Traced, broken_down
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -139,7 +139,7 @@ class Evidence:
     # the settings of the run, if they can be read; ``conclude`` adds those that follow from figures
     settings: Settings | None = None
     # facts about the lists of tensors that optimizers get, which a trace lacks
-    lists: Lists | None = None
+    lists: TensorListFacts | None = None
     multiprocessors: int | None = None  # the number of multiprocessors of one device
     # the peak of one device, if the user stated it
     peak_flops_per_s: float | None = None

@@ -21,7 +21,7 @@ from lm_profiler.analysis.hardware.roofline import (
     torch_name,
 )
 from lm_profiler.analysis.steps.summaries import mean_counts
-from lm_profiler.analysis.why.operators import Lists
+from lm_profiler.analysis.why.operators import TensorListFacts
 from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.loop import Loop
@@ -502,7 +502,7 @@ def _are_fused(loop: Loop) -> bool | None:
     return False
 
 
-def lists_of(parameters: Iterable[Any]) -> Lists:
+def lists_of(parameters: Iterable[Any]) -> TensorListFacts:
     """Return the size of the tensor lists that an optimizer of ``parameters`` updates: this rank's part of them."""
     local_parts = []
     for parameter in parameters:
@@ -510,5 +510,5 @@ def lists_of(parameters: Iterable[Any]) -> Lists:
         local_parts.append(parameter.to_local() if is_sharded else parameter)
     element_bytes = {tensor.element_size() for tensor in local_parts}
     if len(element_bytes) != 1:
-        return Lists(elements(local_parts), item_bytes=None)
-    return Lists(elements(local_parts), item_bytes=element_bytes.pop())
+        return TensorListFacts(elements(local_parts), item_bytes=None)
+    return TensorListFacts(elements(local_parts), item_bytes=element_bytes.pop())

@@ -427,7 +427,7 @@ class Contention(Part):
     gpu: GpuSharing | None = None
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether other processes took so much CPU or GPU time that the step times show it."""
         on_gpu = self.gpu is not None and (self.gpu.utilisation or 0.0) >= SHARED
         return on_gpu or (self.not_had or 0.0) >= SHARED

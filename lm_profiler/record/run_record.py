@@ -890,7 +890,7 @@ class RunRecord(Part):
     @property
     def contended(self) -> bool:
         """Whether other programs used the machine: times are then upper bounds, and utilisation means nothing."""
-        return self.contention is not None and self.contention.shared
+        return self.contention is not None and self.contention.is_shared
 
     @property
     def stretch(self) -> slice:

@@ -208,16 +208,17 @@ class Plan:
 def planned_floors(
     planned: Planned, device: str, link_bytes_per_s: float | None = None
 ) -> PlannedFloors:
-    """Return the floors of ``planned`` on the GPU called ``device``; they are unknown if the table of peaks lacks it.
+    """Return the least time that each phase of ``planned`` can take on the GPU called ``device`` (its roofline floor).
 
-    Communication is included if the rate of the links is given.
+    The floors are unknown if the table of peaks lacks the GPU. Communication is included if the rate of the links is
+    given.
     """
     dtypes: set[str] = set()
     for work in planned.work.values():
         dtypes.update(work.flops or {})
     rates = rates_of(
         device,
-        dict.fromkeys(sorted(dtypes)),
+        dict.fromkeys(sorted(dtypes)),  # no rate was measured
         copied_bytes_per_s=None,
         float32_as=matmul_dtype("32", planned.float32),
     )
@@ -369,8 +370,9 @@ def largest_that_fits(
     # the bytes that each size needs; size 0 needs at least 0 bytes
     bytes_by_size = {0: 0, begin: needed_bytes}
     # The largest size that fits is between ``low``, which fits, and ``high``, which does not. These are the widths of
-    # this interval in each turn, after three entries for the turns before; infinite while one of its ends is unknown.
-    widths = [inf] * 3
+    # this interval in the two turns before the current one; infinite while one of its ends is unknown.
+    width_two_turns_ago = inf
+    last_width = inf
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
         low = _fitting_sizes(bytes_by_size, free_bytes)[-1]
@@ -379,9 +381,9 @@ def largest_that_fits(
         if high - low <= 1:
             return low
         has_both_ends = low > 0 and bool(too_large)
-        widths.append(high - low if has_both_ends else inf)
-        had_both_ends = widths[-3] < inf
-        has_halved_in_two_turns = 2 * widths[-1] <= widths[-3]
+        width = high - low if has_both_ends else inf
+        had_both_ends = width_two_turns_ago < inf
+        has_halved_in_two_turns = 2 * width <= width_two_turns_ago
         if had_both_ends and not has_halved_in_two_turns:
             stuck_turns += 1
             size = _next_size_if_stuck(
@@ -391,6 +393,8 @@ def largest_that_fits(
             size = _next_size(bytes_by_size, free_bytes, low, high, turn)
         size = min(max(size, low + 1), high - 1)
         bytes_by_size[size] = yield size
+        width_two_turns_ago = last_width
+        last_width = width
     return _fitting_sizes(bytes_by_size, free_bytes)[-1]
 
 

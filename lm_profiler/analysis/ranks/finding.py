@@ -46,6 +46,8 @@ _CHANCE_QUANTILE = 2.33
 
 _SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
+# so that the time of threads is not divided by almost 0 (1 - this share)
+_LARGEST_TAKEN_SHARE = 0.95
 _LEAST_STEPS = 3  # with fewer steps, nothing is concluded
 _MOST_RECORDED = 64  # the most slow ranks that the record lists
 
@@ -58,9 +60,9 @@ class DelayByOthers:
 
     # For the training thread: the time in which it waited for a CPU, plus the slowdown by sharing caches, memory and
     # cores, which is assumed to be ``taken_share`` of its running time. None if unknown.
-    added_s: Sequence[float | None]
+    training_thread_s: Sequence[float | None]
     # An estimate of how long the rank's other threads waited for a CPU, while the training thread slept.
-    threads_s: Sequence[float]
+    other_threads_s: Sequence[float]
     taken_share: float = 0.0  # the share of the CPU time that other programs used
 
     def is_mostly_own_delay(self, slow: SlowCandidate, cause: RankCause | None) -> bool:
@@ -74,41 +76,43 @@ class DelayByOthers:
             undisturbed_s = cause.seconds * (1.0 - self.taken_share)
             if undisturbed_s >= most_by_others_s:
                 return True
-        own_s = self.added_s[slow.rank]
+        own_s = self.training_thread_s[slow.rank]
         fast_ranks_s = []
         for rank in slow.fast_ranks:
-            rank_s = self.added_s[rank]
+            rank_s = self.training_thread_s[rank]
             if rank != slow.rank and rank_s is not None:
                 fast_ranks_s.append(rank_s)
         if own_s is None or not fast_ranks_s:
             return False
         more_than_others_s = max(own_s - fmean(fast_ranks_s), 0.0)
-        return more_than_others_s + self.threads_s[slow.rank] <= most_by_others_s
+        return more_than_others_s + self.other_threads_s[slow.rank] <= most_by_others_s
 
 
 def delay_by_others(
-    shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]
+    contention: Contention | None,
+    counters: Sequence[StepCounters],
+    ranks: Sequence[int],
 ) -> DelayByOthers | None:
     """Return the delay that other programs can have caused in ``ranks``, from the ``counters`` of measured steps.
 
     None if no other program used the machine.
     """
-    if shared is None or not shared.shared:
+    if contention is None or not contention.is_shared:
         return None
-    taken_share = min(shared.not_had or 0.0, 0.95)
+    taken_share = min(contention.not_had or 0.0, _LARGEST_TAKEN_SHARE)
     counters_by_rank = CountersByRank(counters)
-    added_s: list[float | None] = []
-    threads_s: list[float] = []
+    training_thread_s: list[float | None] = []
+    other_threads_s: list[float] = []
     for rank in ranks:
-        thread_lost_s, other_threads_lost_s = _lost_s(
+        training_thread_lost_s, other_threads_lost_s = _seconds_lost_by_threads(
             counters_by_rank, rank, taken_share
         )
-        added_s.append(thread_lost_s)
-        threads_s.append(other_threads_lost_s)
-    return DelayByOthers(added_s, threads_s, taken_share)
+        training_thread_s.append(training_thread_lost_s)
+        other_threads_s.append(other_threads_lost_s)
+    return DelayByOthers(training_thread_s, other_threads_s, taken_share)
 
 
-def _lost_s(
+def _seconds_lost_by_threads(
     counters: CountersByRank, rank: int, taken_share: float
 ) -> tuple[float | None, float]:
     """Return the seconds per step that the training thread (None: unknown) and the other threads may have lost."""
@@ -119,11 +123,11 @@ def _lost_s(
         return None, 0.0
     cpu_s = counters.mean_s(rank, "cpu_s") or 0.0
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
-    thread_lost_s = waited_s + taken_share * ran_s
+    training_thread_lost_s = waited_s + taken_share * ran_s
     other_threads_ran_s = max(cpu_s - ran_s, 0.0)
     # They are taken to have got the share of the CPU time that other programs left.
     other_threads_lost_s = other_threads_ran_s * taken_share / (1.0 - taken_share)
-    return thread_lost_s, other_threads_lost_s
+    return training_thread_lost_s, other_threads_lost_s
 
 
 @dataclass(frozen=True)

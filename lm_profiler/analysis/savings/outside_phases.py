@@ -28,12 +28,12 @@ _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 
 def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
     """Return the fields of a finding that name the line in which ``event`` spends most of its time, if it is known."""
-    for passed in costs.outside_steps:
-        if passed.what == event and passed.file is not None:
+    for activity in costs.outside_steps:
+        if activity.what == event and activity.file is not None:
             return {
-                "owner": passed.function,
-                "file": passed.file,
-                "line": passed.line,
+                "owner": activity.function,
+                "file": activity.file,
+                "line": activity.line,
             }
     return {}
 
@@ -45,11 +45,11 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     )
     yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
     loader_calls: list[OutsideSteps] = []
-    for passed in costs.outside_steps:
-        if passed.what == TRAIN_DATALOADER:
-            loader_calls.append(passed)
-        elif passed.owner is not None:
-            yield costs.finding("owner", passed.per_step_s, owner=passed.owner)
+    for activity in costs.outside_steps:
+        if activity.what == TRAIN_DATALOADER:
+            loader_calls.append(activity)
+        elif activity.owner is not None:
+            yield costs.finding("owner", activity.per_step_s, owner=activity.owner)
     for loader_call in loader_calls:
         yield costs.finding("reload", loader_call.per_step_s, owner=loader_call.owner)
 
@@ -116,7 +116,7 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
 
 
 class _ActionScales(NamedTuple):
-    """Factors by which the times of actions in the timed steps are multiplied, so that they hold for the measured ones.
+    """Factors by which the times of actions in the few timed steps are multiplied, so that they hold for all steps.
 
     The total time of ``other`` is known from all measured steps; how it divides among actions only from the few steps
     in which actions were timed.
@@ -132,23 +132,20 @@ class _ActionScales(NamedTuple):
 def _scales_of_actions(
     costs: StepCosts, belongs_to_program: Callable[[OwnedTime], bool]
 ) -> _ActionScales:
-    """Return the factors for the times of the actions of ``other``.
+    """Return the factors from the times of actions in the few timed steps to those in all measured steps.
 
-    Time that the timed steps do not show, such as that of an evaluation once in 50 steps, is attributed to no action.
+    The factor of the usual actions is ``other`` of all measured steps divided by the sum of their times. Time that the
+    timed steps do not show, such as that of an evaluation once in 50 steps, is attributed to no action.
     """
     if costs.contended:
         # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
-        # affects all actions alike: the factor may exceed 1.
-        usual_total_s = costs.regular_s("other")
-        if costs.has_pattern:  # then the timed steps are whole periods of it
-            usual_total_s = costs.mean_s("other", clock="host_time")
+        # affects all actions alike, those of the loop too: so they all share it, and the factor may exceed 1.
         actions = costs.actions(lambda action: action.owner != OURS)
-        most_usual = math.inf
+        largest_scale = math.inf
     else:
         # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
-        usual_total_s = costs.mean_s("other", clock="host_time")
         actions = costs.actions(belongs_to_program)
-        most_usual = 1.0
+        largest_scale = 1.0
     usual_s = 0.0
     rare_s = 0.0
     for action in actions:
@@ -159,14 +156,28 @@ def _scales_of_actions(
 
     usual_scale = 1.0
     if usual_s > 0.0:
-        usual_scale = min(usual_total_s / usual_s, most_usual)
-    # Rare actions make the mean of ``other`` longer than its median. In the timed steps they may be overrepresented.
-    rare_scale = 1.0
+        usual_scale = min(_usual_total_s(costs) / usual_s, largest_scale)
+    return _ActionScales(usual_scale, _rare_scale(costs, rare_s))
+
+
+def _usual_total_s(costs: StepCosts) -> float:
+    """Return the seconds of ``other`` in all measured steps that the usual actions share."""
+    # With a pattern the timed steps are whole periods of it, so its longer steps belong to the total.
+    if costs.contended and not costs.has_pattern:
+        return costs.regular_s("other")
+    return costs.mean_s("other", clock="host_time")
+
+
+def _rare_scale(costs: StepCosts, rare_s: float) -> float:
+    """Return the factor of the actions that few timed steps had, which took ``rare_s`` per timed step.
+
+    They make the mean of ``other`` longer than its median, but in the timed steps they may be overrepresented.
+    """
     summary = costs.record.host_time.get("other")
-    if rare_s > 0.0 and summary is not None and summary.median is not None:
-        rare_total_s = max((summary.mean or 0.0) - summary.median, 0.0)
-        rare_scale = min(rare_total_s / rare_s, 1.0)
-    return _ActionScales(usual_scale, rare_scale)
+    if rare_s <= 0.0 or summary is None or summary.median is None:
+        return 1.0
+    rare_total_s = max((summary.mean or 0.0) - summary.median, 0.0)
+    return min(rare_total_s / rare_s, 1.0)
 
 
 def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:

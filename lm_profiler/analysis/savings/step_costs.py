@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from lm_profiler.record.run_record import (
     Finding,
@@ -32,6 +32,9 @@ RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
 SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 MANY_CALLS = 200  # of one operator in a step
 MODEL_PHASES = ("forward", "backward")
+
+# The field of the record that holds the times of parts: on the device's clock if there is one, or on the host's.
+_Clock = Literal["time", "host_time"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class StepCosts:
     def whole_s(self) -> float:
         """The mean step with its share of the time between steps."""
         between_steps_s = sum(
-            passed.per_step_s for passed in self.outside_steps if not passed.in_step
+            activity.per_step_s
+            for activity in self.outside_steps
+            if not activity.in_step
         )
         return self.step_s + between_steps_s
 
@@ -78,26 +83,26 @@ class StepCosts:
         if self.record.outside:
             return self.record.outside
         steps = max(self.record.steps.get("measure", 0), 1)
-        all_passed: list[OutsideSteps] = []
+        activities: list[OutsideSteps] = []
         named_s = 0.0
         for named in self.record.between:
             per_step_s = named.seconds / steps
-            passed = OutsideSteps(
+            activity = OutsideSteps(
                 what=named.what,
                 seconds=named.seconds,
                 times=named.times,
                 per_step_s=per_step_s,
             )
-            all_passed.append(passed)
+            activities.append(activity)
             named_s += named.seconds
         unnamed_s = (self.record.between_steps_s or 0.0) - named_s
         if unnamed_s > 0.0:
-            all_passed.append(
+            activities.append(
                 OutsideSteps(
                     what="", seconds=unnamed_s, times=0, per_step_s=unnamed_s / steps
                 )
             )
-        return all_passed
+        return activities
 
     @cached_property
     def tolerance(self) -> float:
@@ -148,17 +153,18 @@ class StepCosts:
         awake_s = self.mean_s(phase) - use.asleep_s
         return max(awake_s / use.ran_s, 1.0)
 
-    def mean_s(self, part: str, clock: str = "time") -> float:
-        """Return the mean seconds of ``part`` in the long run; ``clock`` is the field of the record with its times."""
+    def mean_s(self, part: str, clock: _Clock = "time") -> float:
+        """Return the mean seconds of ``part`` in the long run."""
         mean_s = 0.0
         summary = getattr(self.record, clock).get(part)
         if summary is not None and summary.mean is not None:
             mean_s = summary.mean
         if part == "data":
+            # Batches prefetched before the measurement hid this wait; in the long run it is part of ``data``.
             mean_s += self.hidden_wait_s
         return mean_s
 
-    def regular_s(self, part: str, clock: str = "host_time") -> float:
+    def regular_s(self, part: str, clock: _Clock = "host_time") -> float:
         """Return the seconds that ``part`` takes in a step without disturbance.
 
         On a busy machine the mean of a short part is dominated by steps in which another program had the CPU, so the
@@ -191,14 +197,16 @@ class StepCosts:
     def outside_s(self, event: str) -> float:
         """Return the seconds per step that ``event``, such as validation, takes outside the phases."""
         return sum(
-            passed.per_step_s for passed in self.outside_steps if passed.what == event
+            activity.per_step_s
+            for activity in self.outside_steps
+            if activity.what == event
         )
 
     def times_per_step(self, event: str) -> float | None:
         """Return how often ``event`` takes place per step, in the long run; None if it did not, or took no time."""
-        for passed in self.outside_steps:
-            if passed.what == event and passed.seconds > 0.0:
-                return passed.times * passed.per_step_s / passed.seconds
+        for activity in self.outside_steps:
+            if activity.what == event and activity.seconds > 0.0:
+                return activity.times * activity.per_step_s / activity.seconds
         return None
 
     def is_rarely_longer(self, part: str, seconds: float) -> bool:

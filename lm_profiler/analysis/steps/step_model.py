@@ -145,9 +145,12 @@ class StepModel:
         A trend is assumed to stay at its last value.
         """
         last_trend = float(self.trend[-1]) if self.trend.size else 0.0
+        # (len(indices),) what the trend and the pattern add to the logarithm of the level
         logs = np.full(indices.size, last_trend)
         if self.pattern is not None:
-            logs += self.pattern.repeated(int(indices.max()) + 1)[indices]
+            steps = int(indices.max()) + 1
+            pattern_by_step = self.pattern.repeated(steps)
+            logs += pattern_by_step[indices]
         return np.asarray(self.levels[-1] * np.exp(logs))
 
     def usual(self, step: int, values: Series) -> float:
@@ -170,7 +173,7 @@ class StepModel:
 
     @cached_property
     def level(self) -> Interval | None:
-        """The mean of the regular steps of the stretch, with its interval; None if there are fewer than three."""
+        """The mean of the regular steps of the stretch, with its interval; None with fewer than three inliers."""
         return self.level_interval(self.seconds)
 
     @property
@@ -226,7 +229,7 @@ class StepModel:
         None if there are fewer than three inliers. The interval combines the uncertainty of the inliers' mean with
         that of the rate of odd steps, which are counted events (Zou & Donner 2008, Statistics in Medicine 27:1693).
         """
-        inliers = self._inlier_interval(values)
+        inliers = self._weighted_inlier_interval(values)
         if inliers is None:
             return None
         odd_below, odd_above = self._odd_reach(values)
@@ -236,15 +239,20 @@ class StepModel:
         return Interval(mean, low, high, inliers.lag1)
 
     def level_interval(self, values: Series) -> Interval | None:
-        """Return the mean of the regular steps of the stretch, with its interval; None if there are fewer than three.
+        """Return the mean of the regular steps of the stretch, with its interval.
 
-        ``values`` is a series of the same steps.
+        If no step is regular, it is the mean of all inliers; None if there are fewer than three inliers. ``values`` is
+        a series of the same steps.
+
+        The half width is h * sqrt(inliers / regular steps), where h is that of the mean of all inliers: those have the
+        same noise per step, and the variance of a mean is inversely proportional to the number of values.
         """
-        inliers = self._unweighted_inlier_mean(values)
+        inliers = self._unweighted_inlier_interval(values)
+        if inliers is None:
+            return None
         is_regular = self._in_stretch(self.regular)
-        if inliers is None or not is_regular.any():
+        if not is_regular.any():
             return inliers
-        # Of the inliers only the regular steps count, and the variance of a mean falls with the number of values.
         variance_ratio = self._inlier_count / int(is_regular.sum())
         half = (inliers.high - inliers.mean) * math.sqrt(variance_ratio)
         mean = float(self._in_stretch(values)[is_regular].mean())
@@ -299,7 +307,7 @@ class StepModel:
         means = self._class_means(values)
         return sum(share * means[label] for label, share in self._class_shares.items())
 
-    def _unweighted_inlier_mean(self, values: Series) -> Interval | None:
+    def _unweighted_inlier_interval(self, values: Series) -> Interval | None:
         """Return the unweighted mean of the inliers with its interval, from the noise about the pattern and the trend.
 
         None if there are fewer than three inliers.
@@ -320,9 +328,12 @@ class StepModel:
             residuals = residuals - trend * float(trend @ residuals) / trend_squares
         return mean_interval(float(inliers.mean()) + residuals)
 
-    def _inlier_interval(self, values: Series) -> Interval | None:
-        """Return the mean that a series would have without odd steps, with its interval."""
-        unweighted = self._unweighted_inlier_mean(values)
+    def _weighted_inlier_interval(self, values: Series) -> Interval | None:
+        """Return the mean that a series would have without odd steps, with its interval; the classes are weighted.
+
+        None if there are fewer than three inliers.
+        """
+        unweighted = self._unweighted_inlier_interval(values)
         if unweighted is None:
             return None
         # The interval of the unweighted mean is widened by the ratio of the variances of the weighted mean of the

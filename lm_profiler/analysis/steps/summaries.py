@@ -356,9 +356,9 @@ def share_in_steps(record: RunRecord) -> float:
     if step is None or not step.mean or not steps or record.between_steps_s is None:
         return 1.0
     validation_s = 0.0
-    for passed in record.between:
-        if passed.what == VALIDATION:
-            validation_s += passed.seconds
+    for activity in record.between:
+        if activity.what == VALIDATION:
+            validation_s += activity.seconds
     between_s = max(record.between_steps_s - validation_s, 0.0)
     steps_s = steps * (record.lasting_step_s or step.mean)
     return steps_s / (steps_s + between_s)

@@ -30,7 +30,7 @@ _CORRECTED = 0.1  # a lasting increase is reported again if the duration has cha
 
 @dataclass(eq=False, kw_only=True)
 class LongDurations:
-    """An event: durations that are longer than usual, a course of durations that have increased for good, or a cost.
+    """An event: durations that are longer than usual, a drift (they have increased for good), or a cost.
 
     A cost is that all durations together take much of the time.
     """
@@ -38,18 +38,18 @@ class LongDurations:
     first_step: int
     found_step: int  # the step at which it was found
     at_s: float  # when the first of the durations ended
-    # the usual duration; of a course, the duration at the beginning; None for a cost
+    # the usual duration; of a drift, the duration at the beginning; None for a cost
     against_s: float | None
-    now_s: float  # the mean of the long durations; of a course, the last duration
-    is_course: bool = False
+    now_s: float  # the mean of the long durations; of a drift, the last duration
+    is_drift: bool = False
     times: int = 1  # the number of durations
     # sum over single long durations of the time beyond the usual; of a cost, the sum of all durations
     excess_s: float = 0.0
     # of a cost, the share of the time since the first durations ended
     share: float | None = None
-    # the step at which a course had ended; None: it has not
+    # the step at which a drift had ended; None: it has not
     until_step: int | None = None
-    is_withdrawn: bool = False  # whether a course includes it
+    is_withdrawn: bool = False  # whether a drift includes it
     _reported_s: float = 0.0
 
     @property
@@ -124,7 +124,7 @@ class Durations:
     _first_durations_s: list[float] = field(default_factory=list)
     _reference_s: float | None = None
     _long_event: LongDurations | None = None
-    _course: LongDurations | None = None
+    _drift: LongDurations | None = None
     _changed: list[LongDurations] = field(default_factory=list)
 
     def add(self, seconds: float, step: int, at_s: float, step_s: float) -> None:
@@ -134,7 +134,7 @@ class Durations:
         self._last_durations.append(_Duration(seconds, step, at_s))
         if self.reports_cost:
             self._changed += self._total.add(seconds, step, at_s)
-        if self._follow_course(seconds, step, least_s):
+        if self._follow_drift(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
 
@@ -163,8 +163,8 @@ class Durations:
         least_by_longest_s = _LONG_AGAINST_LONGEST * max(self._usual_s)
         return seconds >= max(_LONG_RATIO * usual_s, least_by_longest_s)
 
-    def _follow_course(self, seconds: float, step: int, least_s: float) -> bool:
-        """Update the course, or begin one if the durations have increased for good; return whether there is one.
+    def _follow_drift(self, seconds: float, step: int, least_s: float) -> bool:
+        """Update the drift, or begin one if the durations have increased for good; return whether there is one.
 
         ``least_s`` is the least increase in seconds that is worth an event.
         """
@@ -174,16 +174,16 @@ class Durations:
                 self._reference_s = float(np.median(self._first_durations_s))
             return False
         reference_s = self._reference_s
-        course = self._course
-        if course is not None:
-            course.now_s = seconds
-            course.times += 1
+        drift = self._drift
+        if drift is not None:
+            drift.now_s = seconds
+            drift.times += 1
             if seconds < _GREW_RATIO * reference_s:
-                course.until_step = step
-                self._course = None
-                self._changed.append(course)
-            elif course.is_corrected:
-                self._changed.append(course)
+                drift.until_step = step
+                self._drift = None
+                self._changed.append(drift)
+            elif drift.is_corrected:
+                self._changed.append(drift)
             return True
         shortest_s = min(duration.seconds for duration in self._last_durations)
         if shortest_s < _GREW_RATIO * reference_s or seconds - reference_s < least_s:
@@ -193,17 +193,17 @@ class Durations:
         first_durations_s = self._first_durations_s
         grows_from_start = first_durations_s == sorted(first_durations_s)
         against_s = first_durations_s[0] if grows_from_start else reference_s
-        self._course = LongDurations(
+        self._drift = LongDurations(
             first_step=first.step,
             found_step=step,
             at_s=first.at_s,
             against_s=against_s,
             now_s=seconds,
-            is_course=True,
+            is_drift=True,
             times=_FEWEST,
         )
-        self._changed.append(self._course)
-        # an event of single long durations that the course includes is withdrawn
+        self._changed.append(self._drift)
+        # an event of single long durations that the drift includes is withdrawn
         event = self._long_event
         if event is not None and event.first_step >= first.step:
             event.is_withdrawn = True
@@ -212,8 +212,8 @@ class Durations:
         return True
 
     def finish(self) -> None:
-        """At the end of the run, report a course with its last duration, and a cost with all durations."""
-        for event in (self._course, self._total.event):
+        """At the end of the run, report a drift with its last duration, and a cost with all durations."""
+        for event in (self._drift, self._total.event):
             if event is not None:
                 self._changed.append(event)
 

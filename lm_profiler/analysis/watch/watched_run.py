@@ -505,20 +505,20 @@ class WatchedRun:
 
     def _duration_event(self, term: str, durations: LongDurations) -> WatchEvent:
         """Return the event of long durations of ``term``, such as validations or checkpoints."""
-        # Kind, step and time identify an event. A course may have the same time as the single long duration that it
-        # withdraws. So the step is that at which it was found, which differs.
-        is_course = durations.is_course
+        is_drift = durations.is_drift
         return WatchEvent(
             at_s=durations.at_s,
+            # Kind, step and time identify an event. A drift may have the time of the single long duration that it
+            # withdraws, but another step at which it was found.
             step=durations.found_step,
-            kind=cast(Any, term),
+            kind=cast(Any, term),  # a term of the ledger that is also a kind of event
             now=durations.now_s,
             against=durations.against_s,
-            since_step=durations.first_step if is_course else None,
+            since_step=durations.first_step if is_drift else None,
             until_step=durations.until_step,
-            course="drift" if is_course else None,
+            course="drift" if is_drift else None,
             times=durations.times,
-            cost_s=None if is_course else durations.excess_s,
+            cost_s=None if is_drift else durations.excess_s,
             share=durations.share,
             withdrawn=durations.is_withdrawn,
         )

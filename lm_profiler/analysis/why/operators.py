@@ -67,7 +67,7 @@ class Operand(NamedTuple):
 _UNKNOWN_OPERAND = Operand(shape=(), elements=0, item_bytes=None)
 
 
-class Lists(NamedTuple):
+class TensorListFacts(NamedTuple):
     """Facts about a list of tensors that a trace does not show: their type and, for more than 30 tensors, their
     elements."""
 
@@ -75,10 +75,10 @@ class Lists(NamedTuple):
     item_bytes: int | None = None
 
 
-UNKNOWN_LISTS = Lists()
+UNKNOWN_LISTS = TensorListFacts()
 
 
-def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
+def operands(inputs: Inputs, lists: TensorListFacts = UNKNOWN_LISTS) -> list[Operand]:
     """Return the tensors among the arguments, in order; ``lists`` describes the lists of tensors among them."""
     tensors = []
     lists_are_cut = is_cut(inputs)
@@ -112,7 +112,7 @@ def is_cut(inputs: Inputs) -> bool:
 _Rule = Callable[[Sequence[Operand], int], int]
 
 
-def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
+def least_bytes(name: str, inputs: Inputs, lists: TensorListFacts) -> int | None:
     """Return the least bytes that one call of ``name``, an operator or a compiled kernel, moves; None if unknown."""
     tensors = operands(inputs, lists)
     if not tensors or any(tensor.item_bytes is None for tensor in tensors):

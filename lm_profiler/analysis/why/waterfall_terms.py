@@ -13,8 +13,8 @@ from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import (
     UNKNOWN_LISTS,
-    Lists,
     Product,
+    TensorListFacts,
     is_cut,
     least_bytes,
     product_of,
@@ -56,7 +56,9 @@ class Step:
     # the measured clock rate over the clock rate of the stated peak
     clock_share: float | None = None
     without_optimizer: Sequence[str] = ()  # modules whose weights no optimizer updates
-    lists: Lists = UNKNOWN_LISTS  # the parameters that an optimizer gets in lists
+    lists: TensorListFacts = (
+        UNKNOWN_LISTS  # the parameters that an optimizer gets in lists
+    )
     # the part of the step that waits for other ranks, by phase
     waiting_s: Mapping[str, float] = field(default_factory=dict)
     # the step by phase, on the clock that times operators; empty on a device, where work runs later than its phase
@@ -182,7 +184,7 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         traced = _fitted_to_phases(traced, step)
 
     terms = _products(step, traced, notes)
-    terms += _memory(step, traced, notes)
+    terms += _memory_bound_terms(step, traced, notes)
     terms += _waiting(step, traced)
     # The rest is a term too, so that the terms add up to the step. Below a nanosecond it is a rounding error, which
     # differs between rows in memory and rows read from a file.
@@ -311,37 +313,47 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     ]
 
 
-def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+def _memory_bound_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the two terms of memory-bound kernels: the time to move their bytes, and the time beyond that."""
     # each piece with the time to move its bytes, and with the rest of its time
     at_bandwidth = []
     beyond_bandwidth = []
     unknown_ns = 0.0
-    lists = _lists_of_a_call(step, traced)
-    floor_of_piece = partial(_at_bandwidth_ns, step=step, lists=lists)
+    tensor_lists = _estimated_tensor_lists(step, traced)
+    floor_of_piece = partial(_at_bandwidth_ns, step=step, tensor_lists=tensor_lists)
     for piece, own_ns, floor_ns in with_floors(traced.by_use["memory"], floor_of_piece):
         if floor_ns is None:
             unknown_ns += own_ns
             floor_ns = 0.0
         at_bandwidth.append((piece, floor_ns))
         beyond_bandwidth.append((piece, own_ns - floor_ns))
-    unknown_s = unknown_ns * 1e-9 / traced.steps
-    if step.rates.bytes_per_s is None:
-        notes.append(
-            "the memory bandwidth of this device is unknown, so all time of memory-bound kernels is in 'beyond "
-            "bandwidth'"
-        )
-    elif unknown_s >= _NOTED * step.step_s:
-        notes.append(
-            f"{ms(unknown_s)} of 'beyond bandwidth' belong to {_kernels_or_operators(traced)} "
-            "that move an unknown number of bytes"
-        )
+    note = _note_on_bandwidth(step, traced, unknown_s=unknown_ns * 1e-9 / traced.steps)
+    if note is not None:
+        notes.append(note)
     bandwidth_s = _seconds_of_step(at_bandwidth, traced)
     beyond_s = _seconds_of_step(beyond_bandwidth, traced)
     return [
         _term("bandwidth", bandwidth_s, at_bandwidth, traced),
         _term("beyond_bandwidth", beyond_s, beyond_bandwidth, traced),
     ]
+
+
+def _note_on_bandwidth(step: Step, traced: Traced, unknown_s: float) -> str | None:
+    """Return a note on what 'beyond bandwidth' includes because a rate or the bytes of kernels are unknown.
+
+    ``unknown_s`` are the seconds per step of the memory-bound kernels whose bytes are unknown. None without need.
+    """
+    if step.rates.bytes_per_s is None:
+        return (
+            "the memory bandwidth of this device is unknown, so all time of memory-bound kernels is in 'beyond "
+            "bandwidth'"
+        )
+    if unknown_s >= _NOTED * step.step_s:
+        return (
+            f"{ms(unknown_s)} of 'beyond bandwidth' belong to {_kernels_or_operators(traced)} "
+            "that move an unknown number of bytes"
+        )
+    return None
 
 
 def _seconds_of_step(weighed: Iterable[Weighed], traced: Traced) -> float:
@@ -492,10 +504,10 @@ def _at_peak_ns(piece: Piece, step: Step) -> float | None:
     return product.flops / flops_per_s * 1e9
 
 
-def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
-    """Return the inputs of one call of each operator whose list of inputs was too long for the trace.
+def _estimated_tensor_lists(step: Step, traced: Traced) -> dict[str, TensorListFacts]:
+    """Return the facts about the lists of tensors that one call gets, by operator, for lists that the trace cut off.
 
-    They are estimated: all calls of such an operator in a step are assumed to get all parameters together.
+    Their elements are estimated: all calls of such an operator in a step are assumed to get all parameters together.
     """
     inputs_are_cut: dict[int, bool] = {}  # by id: equal inputs are the same object
     calls_of_operator = defaultdict[str, set[int]](set)
@@ -508,23 +520,24 @@ def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
         if inputs_are_cut[key]:
             calls_of_operator[piece.operator or ""].add(piece.call_number)
 
-    lists = {}
+    lists_by_operator = {}
     for operator, calls in calls_of_operator.items():
         elements = step.lists.elements
         if elements is not None:
             elements = elements * traced.steps // len(calls)
-        lists[operator] = step.lists._replace(elements=elements)
-    return lists
+        lists_by_operator[operator] = step.lists._replace(elements=elements)
+    return lists_by_operator
 
 
 def _at_bandwidth_ns(
-    piece: Piece, step: Step, lists: Mapping[str, Lists]
+    piece: Piece, step: Step, tensor_lists: Mapping[str, TensorListFacts]
 ) -> float | None:
     """Return how many nanoseconds moving the bytes of the whole call would take at the memory bandwidth; or None."""
     if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
     operator = piece.operator or ""
-    moved_bytes = least_bytes(operator, piece.inputs, lists.get(operator, step.lists))
+    lists_of_call = tensor_lists.get(operator, step.lists)
+    moved_bytes = least_bytes(operator, piece.inputs, lists_of_call)
     if moved_bytes is None:
         return None
     return moved_bytes / step.rates.bytes_per_s * 1e9

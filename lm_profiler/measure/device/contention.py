@@ -97,8 +97,8 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     return worst.model_copy(update={"gpu": most_shared_gpu})
 
 
-def _missing_share(shared: Contention) -> float:
-    return shared.not_had or 0.0
+def _missing_share(contention: Contention) -> float:
+    return contention.not_had or 0.0
 
 
 def _use_by_others(sharing: GpuSharing) -> tuple[float, int]:

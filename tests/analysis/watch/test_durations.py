@@ -20,14 +20,14 @@ def reported(durations_s: Sequence[float]) -> list[LongDurations]:
 
 def test_a_validation_that_grows_by_a_quarter_each_time_is_a_course() -> None:
     (event,) = reported([0.1 * 1.25**number for number in range(12)])
-    assert event.is_course
+    assert event.is_drift
     assert (event.against_s, event.now_s) == pytest.approx((0.1, 0.1 * 1.25**11))
     assert event.first_step <= 6000
 
 
 def test_one_long_checkpoint_among_usual_ones() -> None:
     (event,) = reported([0.2, 0.21, 0.19, 0.7, 0.2, 0.2])
-    assert (event.first_step, event.times, event.is_course) == (4000, 1, False)
+    assert (event.first_step, event.times, event.is_drift) == (4000, 1, False)
     assert (event.now_s, event.against_s) == pytest.approx((0.7, 0.2))
 
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lm_profiler.analysis.trace.kinds import operator_kind
 from lm_profiler.analysis.trace.packed_trace import Inputs, PackedTrace
-from lm_profiler.analysis.why.operators import Lists, is_cut, least_bytes, product_of
+from lm_profiler.analysis.why.operators import TensorListFacts, is_cut, least_bytes, product_of
 
 aten = torch.ops.aten
 X, Y, ROW = torch.randn(32, 48), torch.randn(32, 48), torch.randn(48)
@@ -58,7 +58,7 @@ MOVED: list[tuple[str, Callable[[], Any], int]] = [
 
 @pytest.mark.parametrize("name, call, expected", MOVED, ids=[name for name, *_ in MOVED])
 def test_an_operator_moves_what_it_reads_and_writes(name: str, call: Callable[[], Any], expected: int, tmp_path: Path):
-    assert least_bytes(name, traced(call, name, tmp_path), Lists(item_bytes=4)) == expected
+    assert least_bytes(name, traced(call, name, tmp_path), TensorListFacts(item_bytes=4)) == expected
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -72,18 +72,18 @@ def test_an_optimizer_reads_gradients_and_writes_the_rest(many: bool, tmp_path: 
     given = traced(optimizer.step, "aten::_fused_adamw_", tmp_path)
     assert is_cut(given) == many
     all_bytes = nbytes(*parameters)
-    told = least_bytes("aten::_fused_adamw_", given, Lists(elements=all_bytes // 4, item_bytes=4))
+    told = least_bytes("aten::_fused_adamw_", given, TensorListFacts(elements=all_bytes // 4, item_bytes=4))
     # Parameter, gradient and two states are read, three of them written.
     assert told == 7 * all_bytes
-    assert least_bytes("aten::_fused_adamw_", given, Lists()) is None
+    assert least_bytes("aten::_fused_adamw_", given, TensorListFacts()) is None
 
 
 def test_what_is_not_known_has_neither_bytes_nor_product() -> None:
     given = Inputs([[8, 8]], ["float"], [])
-    assert least_bytes("aten::linear", given, Lists()) is None
-    assert least_bytes("mine::add", given, Lists()) is None
-    assert least_bytes("aten::add", Inputs([[8, 8]], ["c10::QInt8"], []), Lists()) is None
-    assert least_bytes("triton_poi_fused_add_0", given, Lists()) == 256
+    assert least_bytes("aten::linear", given, TensorListFacts()) is None
+    assert least_bytes("mine::add", given, TensorListFacts()) is None
+    assert least_bytes("aten::add", Inputs([[8, 8]], ["c10::QInt8"], []), TensorListFacts()) is None
+    assert least_bytes("triton_poi_fused_add_0", given, TensorListFacts()) == 256
     given = Inputs([[8, 8], [8, 8]], ["float", "float"], [])
     assert product_of("aten::add", given) is None
     assert product_of("aten::mm", Inputs([[8], []], ["float", "float"], [])) is None

@@ -53,7 +53,7 @@ def test_what_was_not_had_is_what_others_had_while_we_waited(own: float, others:
     assert (found.wall_s, found.cpus, found.involuntary_switches) == (10.0, 2, 100)
     assert found.had_s == pytest.approx(own)
     assert found.others_s == pytest.approx(others, abs=0.031)
-    assert found.shared == (not_had > 0.05)
+    assert found.is_shared == (not_had > 0.05)
 
 
 def test_what_a_hypervisor_took_is_not_had_and_what_a_limit_withheld_is() -> None:
@@ -73,7 +73,7 @@ def test_what_a_hypervisor_took_is_not_had_and_what_a_limit_withheld_is() -> Non
     for use in (unknown, unseen):
         found = contention([use])
         assert found.not_had is None
-        assert not found.shared
+        assert not found.is_shared
     assert contention([]) is None
     short = ten_seconds(0.02, 0.02, 0.02, at_s=100.05)
     assert contention([short]) is None
@@ -110,7 +110,7 @@ def test_ranks_and_workers_are_no_strangers_and_the_machine_that_was_shared_the_
 def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, name: str) -> None:
     found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
     assert found.gpu == gpu
-    assert found.shared == shared
+    assert found.is_shared == shared
     assert_stored(name, {"lines": contention_lines(found)})
 
 
@@ -200,7 +200,7 @@ def test_a_hog_on_every_cpu_is_seen() -> None:
             hog.kill()
             hog.communicate()
     assert found.not_had > 0.2  # half, by the scheduler's fairness
-    assert found.shared
+    assert found.is_shared
 
 
 def _without(strangers: set[int]) -> CpuReading:
