@@ -151,7 +151,7 @@ class Call:
         return self.class_path("data") == DEFAULT_CLASSES["data"]
 
     def parser_arguments(
-        self, default_keys: Container[str] = (), leave_out_data: bool = False
+        self, default_keys: Container[str] = (), uses_own_loaders: bool = False
     ) -> list[str]:
         """Return the arguments for a parser, without options of replaced classes.
 
@@ -159,7 +159,7 @@ class Call:
         ``default_keys`` are those of ``model`` and ``data`` whose class is already the parser's default.
         """
         arguments = self.arguments[:1]
-        replaced = set(self._replaced_sections(leave_out_data))
+        replaced = set(self._replaced_sections(uses_own_loaders))
         for config in self._configs:
             has_replaced = replaced & config.content.keys()
             text = (
@@ -176,33 +176,36 @@ class Call:
             is_default = option.name in default_keys and _is_class_path(option.value)
             if not is_default:
                 arguments += option.words
-        if leave_out_data:
+        if uses_own_loaders:
             arguments.append("--data=null")
         return arguments
 
-    def replacement_lines(self, leave_out_data: bool = False) -> list[str]:
-        """Return a line for each section of the files whose options are ignored, with the new class."""
+    def replacement_notes(self, uses_own_loaders: bool = False) -> list[str]:
+        """Return notes for the user, one for each section of the config files that this call replaces.
+
+        A note names the class that replaces that of the section. The options of the section are ignored.
+        """
         lines = []
         file = self.file or "the config"
-        for key in self._replaced_sections(leave_out_data):
+        for key in self._replaced_sections(uses_own_loaders):
             replacement = self.class_path(key)
-            if key == "data" and leave_out_data:
+            if key == "data" and uses_own_loaders:
                 replacement = f"{self.class_path('model')}'s own"
             lines.append(
                 f"{key}: {replacement} replaces the class of {file}, whose options are ignored"
             )
         return lines
 
-    def _replaced_sections(self, leave_out_data: bool) -> list[str]:
+    def _replaced_sections(self, uses_own_loaders: bool) -> list[str]:
         """Return the sections of the files that are ignored, because the command line names another class.
 
-        With ``leave_out_data``, for a module with its own loaders, ``data`` is ignored too.
+        ``data`` is ignored too if the module ``uses_own_loaders``.
         """
         sections = []
         for key in DEFAULT_CLASSES:
             if not self._is_in_files(key):
                 continue
-            is_unused_data = key == "data" and leave_out_data
+            is_unused_data = key == "data" and uses_own_loaders
             if is_unused_data or self._line_replaces_class(key):
                 sections.append(key)
         return sections

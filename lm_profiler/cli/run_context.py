@@ -64,6 +64,7 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
+_NO_RANK = -1  # the key of an end that no rank has written
 # seconds in which ranks may end by themselves after the run of this process has ended
 _LEAVING_S = 5.0
 # seconds in which ranks may write their progress after SIGTERM
@@ -137,9 +138,8 @@ class RunContext:
                 # It fails if the folder was not created, or if another run has begun in it.
                 folder.rmdir()
 
-    @property
-    def record(self) -> RunRecord | None:
-        """The record that the instruments wrote, in this process or in that of rank 0; None if there is none yet."""
+    def read_record(self) -> RunRecord | None:
+        """Return the record that the instruments wrote, here or in the process of rank 0; None if there is none yet."""
         if self.profiler is not None and self.profiler.record is not None:
             return self.profiler.record
         if self.folder is None or not _has_final_record(self.folder):
@@ -167,7 +167,7 @@ class RunContext:
 
     def is_refusal(self, error: BaseException) -> bool:
         """Return whether ``error``, which was raised before the first step, means that the call is wrong."""
-        record = self.record
+        record = self.read_record()
         has_begun = record is not None and record.status != "refused"
         return not has_begun and isinstance(
             error, (UsageError, MisconfigurationException)
@@ -178,7 +178,7 @@ class RunContext:
 
         If the run was interrupted before there was a record, the record is written here.
         """
-        record = self.record
+        record = self.read_record()
         # If Ctrl-C came before there was a Trainer, the folder is not claimed yet, but the record needs it.
         self._begin_without_trainer()
         interrupt = interrupt_in(error)
@@ -208,7 +208,7 @@ class RunContext:
             if getattr(error, "exit_code", None) == INTERRUPTED:
                 return self.on_exit(KeyboardInterrupt())
             self._record_rank_failure(rank, error)
-        record = self.record
+        record = self.read_record()
         if record is None:
             self._record(status_of(error), _failure_in_setup(error))
         if record is None or record.failure is None:
@@ -244,6 +244,25 @@ class RunContext:
         folder = self.folder
         if folder is None:
             return
+        cause = self._cause_of_end(rank, error, folder)
+        recorded = self.read_record()
+        if recorded is None:
+            self._record(cause.status, cause.failure)
+        else:
+            with_cause = recorded.model_copy(
+                update={"status": cause.status, "failure": cause.failure}
+            )
+            with_cause.write(folder / "run.json")
+        written = self.read_record()
+        if written is not None:
+            print_message(
+                f"{failure_lines(written)[0]}; written to {relative_to_cwd(folder)}"
+            )
+
+    def _cause_of_end(
+        self, rank: int, error: ProcessException, folder: Path
+    ) -> RankEnd:
+        """Return the end that caused those of the other ranks, given the ``error`` by which ``rank`` ended."""
         ends = read_ends(folder)
         failure = _failure_in_setup(error).model_copy(
             update={"rank": rank, "host": platform.node()}
@@ -252,22 +271,13 @@ class RunContext:
             # The rank raised an exception, perhaps before it knew the folder.
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
-            ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
+            ends[_NO_RANK] = RankEnd(
+                status="failed", failure=failure, at=0.0, followed=True
+            )
         exit_codes = {rank: getattr(error, "exit_code", 1)}
-        cause = first_end(ends, [rank], exit_codes) or ends[min(ends)]
-        record = self.record
-        if record is None:
-            self._record(cause.status, cause.failure)
-        else:
-            record = record.model_copy(
-                update={"status": cause.status, "failure": cause.failure}
-            )
-            record.write(folder / "run.json")
-        record = self.record
-        if record is not None:
-            print_message(
-                f"{failure_lines(record)[0]}; written to {relative_to_cwd(folder)}"
-            )
+        cause = first_end(ends, [rank], exit_codes)
+        assert cause is not None  # it is None only without any end
+        return cause
 
     def _record(self, status: Status, failure: Failure, **facts: Any) -> None:
         """Write the record of the run with further ``facts``, unless there already is one about how it ended."""

@@ -38,7 +38,7 @@ from lm_profiler.measure.boundary import print_message
 from lm_profiler.measure.counts.step_reader import seconds_compiling
 from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
-from lm_profiler.models.config import FP8_MULTIPLE, size_lines
+from lm_profiler.models.config import FP8_MULTIPLE, size_notes
 from lm_profiler.models.transformer import check_attention, check_context
 from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
@@ -149,8 +149,9 @@ class ProfilerCLI(OptionsCLI):
         model = self._get(self.config, "model")
         if model is None or not str(model.class_path).startswith("lm_profiler."):
             return
-        for line in size_lines(
-            model.init_args, named="model.size" in self.call.overrides
+        for line in size_notes(
+            model.init_args,
+            is_on_command_line="model.size" in self.call.overrides,
         ):
             print_message(line)
 

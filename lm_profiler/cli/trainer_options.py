@@ -142,7 +142,7 @@ class OptionsCLI(LightningCLI):
             if found_class is not None:
                 classes[key] = found_class
         self._class_paths = {key: call.class_path(key) for key in classes}
-        leave_out_data = (
+        uses_own_loaders = (
             _brings_data(classes.get("model"), LOADERS[verb])
             and call.should_leave_out_data()
         )
@@ -161,12 +161,12 @@ class OptionsCLI(LightningCLI):
             parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # The record has the config, so checkpoints do not need it.
-            args=call.parser_arguments(self._class_paths, leave_out_data),
+            args=call.parser_arguments(self._class_paths, uses_own_loaders),
         )
         self.verb = verb
         self._check_required(classes)
         if local_rank() == 0:
-            for line in call.replacement_lines(leave_out_data):
+            for line in call.replacement_notes(uses_own_loaders):
                 print_message(line)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here

@@ -179,14 +179,16 @@ def pooled_spread(
     return math.sqrt(variance)
 
 
-def repeated_interval(
+def sequential_interval(
     ratios: Sequence[float], error: float, spread: float, looks: tuple[int, ...] = LOOKS
 ) -> RatioInterval | None:
     """Return the geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks``.
 
-    At each look the interval spans the same number of standard errors, as in Pocock (1977, Biometrika 64:191) for tests
-    and Jennison & Turnbull (1989, JRSS B 51:305) for intervals, but it is wider at the first looks
-    (``_widening_factor``). The number is simulated. The known ``spread`` of processes has the weight of a few pairs.
+    After n pairs the interval is exp(mean of log ratios ± c * w(n) * standard error). The critical value c is the same
+    at each look, as in Pocock (1977, Biometrika 64:191) for tests and Jennison & Turnbull (1989, JRSS B 51:305) for
+    intervals; it is found by simulation (``_critical_value``). The factor w(n) = 1 + 2 / n widens the interval at the
+    first looks. The known ``spread`` of processes has the weight of a few pairs in the standard error.
+
     Return None before the first look.
 
     Raises:
@@ -197,7 +199,7 @@ def repeated_interval(
         return None
     pairs = max(past_looks)
     logs = np.log(require_finite(ratios)[:pairs])
-    standard_errors = _errors_of_interval(error, looks) * _widening_factor(pairs)
+    standard_errors = _critical_value(error, looks) * _widening_factor(pairs)
     half_width = standard_errors * _standard_error(logs, spread)
     ratio = math.exp(float(logs.mean()))
     low = ratio * math.exp(-half_width)
@@ -228,11 +230,11 @@ def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _errors_of_interval(error: float, looks: tuple[int, ...]) -> float:
-    """Return the half width of an interval in standard errors, before it is widened.
+def _critical_value(error: float, looks: tuple[int, ...]) -> float:
+    """Return c, the half width of ``sequential_interval`` in standard errors before it is widened.
 
-    In simulated series of equal pairs, such an interval misses 0 at any of the ``looks`` with the probability
-    ``error``.
+    In simulated series of equal pairs, an interval of this width misses 0 at one or more of the ``looks`` with the
+    probability ``error``.
     """
     rng = np.random.default_rng(0)
     # one row per series, one column per pair: the logarithm of the pair's ratio
@@ -288,7 +290,7 @@ def judge(
     looks: tuple[int, ...] = LOOKS
     if comparison.is_final:
         looks = (max(comparison.pairs, FEWEST_PAIRS),)
-    interval = repeated_interval(comparison.ratios, comparison.error, spread, looks)
+    interval = sequential_interval(comparison.ratios, comparison.error, spread, looks)
     comparison = replace(comparison, interval=interval)
 
     has_pairs_left = comparison.pairs < most_pairs

@@ -9,7 +9,7 @@ from lm_profiler.analysis.compare.comparison import PartChange, SidePair
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, change_word
 from lm_profiler.analysis.compare.sides import Side, read_side
 from lm_profiler.analysis.steps.statistics import Interval
-from lm_profiler.improve.decision import pooled_spread, repeated_interval
+from lm_profiler.improve.decision import pooled_spread, sequential_interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ProcessSpread
 
@@ -57,7 +57,7 @@ def _with_paired_interval(
     means_b = _mean_seconds(sides.b, row.part)
     ratios = [b_s / a_s for a_s, b_s in zip(means_a, means_b, strict=True)]
     spread = pooled_spread([means_a, means_b], machine_spread)
-    interval = repeated_interval(ratios, error, spread, looks)
+    interval = sequential_interval(ratios, error, spread, looks)
     return replace(
         row, interval=interval, verdict=change_word(interval, sides.same_within)
     )

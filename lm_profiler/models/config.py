@@ -334,33 +334,34 @@ PRESETS.update(_with_source("qwen3", _QWEN_3))
 PRESETS.update(_with_source("gpt2", _GPT_2))
 
 # by a name without a source: what it means in cs336-2026
-_OTHER_MEANINGS = {
+_MEANING_IN_CS336_2026 = {
     "xl": f"in cs336-2026, xl means {PRESETS['cs336-2026/xl'].dimensions}; select it with --model.size=cs336-2026/xl",
     "2.7B": "in cs336-2026 it is called xl; select it with --model.size=cs336-2026/xl",
 }
 
 
-def other_meanings(sizes: Iterable[str]) -> list[str]:
-    """Return a line for each name without a source among ``sizes`` that means another model, or none, in cs336-2026."""
-    lines = []
+def ambiguous_size_notes(sizes: Iterable[str]) -> list[str]:
+    """Return a note for each name without a source among ``sizes`` that means another model, or none, in cs336-2026."""
+    notes = []
     for name in dict.fromkeys(sizes):
-        if name in _OTHER_MEANINGS:
-            lines.append(
-                f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {_OTHER_MEANINGS[name]}"
+        if name in _MEANING_IN_CS336_2026:
+            notes.append(
+                f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {_MEANING_IN_CS336_2026[name]}"
             )
-    return lines
+    return notes
 
 
-def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
-    """Return lines on what the size in ``options`` means; ``named`` is whether the user set it on the command line.
+def size_notes(options: Mapping[str, Any], is_on_command_line: bool) -> list[str]:
+    """Return notes for the user on a size in ``options`` that may be misunderstood.
 
-    If other options set dimensions, the size is only a name; then there is a line about that if the user set it.
+    It may be a name that another source uses for other dimensions. Or other options set dimensions, so that the size is
+    only a name; that is noted if the user set the size on the command line.
     """
     size = options.get("size", "")
     dimensions = [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
     if not dimensions:
-        return other_meanings([size])
-    if named and size in PRESETS:
+        return ambiguous_size_notes([size])
+    if is_on_command_line and size in PRESETS:
         return [
             f"size {size}: only the name is used, because other options set {', '.join(dimensions)}"
         ]

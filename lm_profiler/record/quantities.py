@@ -150,6 +150,9 @@ HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}
 
 # -- figures that are computed from several values ---------------------------------------------------------------------
 
+# the meaning of the term ``slow_products``; ``products`` names its operators
+MEANING_OF_PRODUCTS = "time of {products} and fused attention beyond the ideal time at the clock of the run"
+
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
     "ideal": ("ideal", "time that the model's FLOPs take at the device's peak"),
@@ -159,7 +162,7 @@ TERMS = {
     ),
     "slow_products": (
         "slow matmuls",
-        "time of matrix products and fused attention beyond the ideal time at the clock of the run",
+        MEANING_OF_PRODUCTS.format(products="matrix products"),
     ),
     "recomputation": (
         "recomputation",

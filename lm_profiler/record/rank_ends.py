@@ -77,7 +77,7 @@ def first_end(
 
     The candidates are, in this order: the earliest failure that no other rank caused; the loop that ended first; a rank
     that ended without writing how; any end. A signal may be the result of another rank's end, so it counts only if no
-    rank is lost.
+    rank is lost. None if ``ends`` is empty.
 
     Args:
         ends: how ranks ended, if they wrote it.

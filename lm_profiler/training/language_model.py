@@ -368,7 +368,7 @@ class LanguageModel(LightningModule):
     def _loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean loss of ``batch``, and log the metrics of ``stage``."""
         inputs_BT, targets_BT = batch
-        if self.loss_name == "chunked":
+        if self.loss_name == "chunked":  # refused together with metrics
             chunked_loss: Tensor = self.model(inputs_BT, targets_BT)
             return chunked_loss
         logits_BTV = self.forward(inputs_BT)

@@ -89,7 +89,7 @@ def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_ot
         first, *rest = call.parser_arguments()[1:]
         assert first.splitlines() == ["--config=data: {batch_size: 010}", "trainer: {precision: 32}"]
         assert " ".join(rest).replace(" my", "=my") == "--model=my.M --model.lr=2"
-        (told,) = call.replacement_lines()
+        (told,) = call.replacement_notes()
         assert told.startswith("model: my.M")
         assert call.content == {"trainer": {"precision": 32}, "model": {"class_path": "my.M", "init_args": {"lr": 2}}}
     # What a file or the line says of a class becomes its arguments.
@@ -112,7 +112,7 @@ def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_ot
 def test_what_a_file_says_of_the_same_class_stays(line: list[str], config: str) -> None:
     call = Call(["fit", config, *line])
     assert call.parser_arguments() == ["fit", config, *line]
-    assert not list(call.replacement_lines())
+    assert not list(call.replacement_notes())
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_data_of_another_modules_file_is_left_out(line: list[str], left_out: boo
     call = Call(["fit", *(words.get(word, word) for word in line)])
     assert call.should_leave_out_data() == left_out
     if left_out:
-        assert call.parser_arguments(leave_out_data=True)[-1] == "--data=null"
-        assert "batch_size" not in " ".join(call.parser_arguments(leave_out_data=True))
+        assert call.parser_arguments(uses_own_loaders=True)[-1] == "--data=null"
+        assert "batch_size" not in " ".join(call.parser_arguments(uses_own_loaders=True))
 
 
 # -- words that are no options, and values that cannot be read -----------------------------------------------------

@@ -7,14 +7,14 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import change_word
-from lm_profiler.improve.decision import LOOKS, is_hopeless, log_gain, pooled_spread, repeated_interval
+from lm_profiler.improve.decision import LOOKS, is_hopeless, log_gain, pooled_spread, sequential_interval
 from lm_profiler.record.process_spread import ProcessSpread
 
 
 @pytest.mark.parametrize("pairs", [2, 5, 12])
 def test_of_one_look_the_interval_is_students(pairs: int) -> None:
     logs = 0.03 * np.random.default_rng(3).standard_normal(pairs)
-    interval = repeated_interval(np.exp(logs).tolist(), 0.05, 0.02, (pairs,))
+    interval = sequential_interval(np.exp(logs).tolist(), 0.05, 0.02, (pairs,))
 
     assert interval.ratio == pytest.approx(math.exp(logs.mean()))
     freedom = 4 + pairs - 1  # what is known counts like four pairs
@@ -31,19 +31,19 @@ def test_of_equal_programs_no_more_intervals_than_promised_are_wrong_at_any_look
         shown = processes * math.sqrt(
             rng.chisquare(4) / 4
         )  # four processes beyond the first have shown how they differ
-        intervals = [repeated_interval(ratios[:n], error, shown) for n in LOOKS]
+        intervals = [sequential_interval(ratios[:n], error, shown) for n in LOOKS]
         wrong += any(not interval.low <= 1.0 <= interval.high for interval in intervals if interval)
 
     assert wrong <= error * series + 2.0 * math.sqrt(error * series)
 
 
 def test_one_slow_process_does_not_decide_and_no_gain_is_worth_no_pairs() -> None:
-    assert change_word(repeated_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
-    assert change_word(repeated_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
-    assert change_word(repeated_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
+    assert change_word(sequential_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
+    assert change_word(sequential_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
+    assert change_word(sequential_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
     ratios = [0.9, 0.91, 0.93, 0.88, 2.0]
-    assert repeated_interval(ratios, 0.05, 0.02) == repeated_interval(ratios[:4], 0.05, 0.02)
-    assert repeated_interval(ratios[:1], 0.05, 0.02) is None
+    assert sequential_interval(ratios, 0.05, 0.02) == sequential_interval(ratios[:4], 0.05, 0.02)
+    assert sequential_interval(ratios[:1], 0.05, 0.02) is None
     # What does not look faster is not worth more pairs.
     assert not is_hopeless([1.2, 1.2], 0.01)  # one slow process would do that
     assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)

@@ -4,7 +4,7 @@ import pytest
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.models.config import PRESETS, other_meanings, preset, size_lines
+from lm_profiler.models.config import PRESETS, ambiguous_size_notes, preset, size_notes
 from lm_profiler.usage_error import UsageError
 
 
@@ -53,17 +53,17 @@ def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) 
 
 def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
     assert_stored("models/refused: size", {"tiny": refusal(UsageError, lambda: preset("tiny"))})
-    assert other_meanings([size for size in PRESETS if size not in ("xl", "2.7B")]) == []
-    [line] = other_meanings(["xl", "small", "xl", "no such size"])
-    [other] = other_meanings(["2.7B"])
+    assert ambiguous_size_notes([size for size in PRESETS if size not in ("xl", "2.7B")]) == []
+    [line] = ambiguous_size_notes(["xl", "small", "xl", "no such size"])
+    [other] = ambiguous_size_notes(["2.7B"])
     assert_stored("models/meanings", {"xl": line, "2.7B": other})
 
 
 def test_a_size_whose_dimensions_other_options_give_is_not_said_to_be_that_model() -> None:
     given = {"size": "xl", "d_model": 64, "d_ff": None, "num_layers": 2}
-    [line] = size_lines(given, named=True)
+    [line] = size_notes(given, is_on_command_line=True)
     assert "1600" not in line
     assert line.endswith("d_model 64, num_layers 2")
-    assert size_lines(given | {"size": "huge"}, named=True) == []  # which is refused
-    assert size_lines(given, named=False) == []  # a config of its own, such as demo
-    assert size_lines({"size": "xl", "d_model": None}, named=True) == other_meanings(["xl"])
+    assert size_notes(given | {"size": "huge"}, is_on_command_line=True) == []  # which is refused
+    assert size_notes(given, is_on_command_line=False) == []  # a config of its own, such as demo
+    assert size_notes({"size": "xl", "d_model": None}, is_on_command_line=True) == ambiguous_size_notes(["xl"])

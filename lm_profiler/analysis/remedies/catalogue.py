@@ -26,11 +26,11 @@ from lm_profiler.analysis.remedies.remedy import (
     Candidate,
     FindCandidates,
     FirstRun,
+    MemoryCandidate,
     Remedy,
     Sentence,
-    Smaller,
     faster_candidate,
-    smaller,
+    memory_candidate,
 )
 from lm_profiler.record.quantities import count_text, duration_text, with_prefix
 from lm_profiler.record.run_record import (
@@ -310,40 +310,46 @@ def switch_option(
 
 def narrower_precisions(
     planned: Planned, largest_context: int | None
-) -> Iterator[Smaller]:
+) -> Iterator[MemoryCandidate]:
     """Yield lower precisions; none for a run in float64, whose user is assumed to need it."""
     precision = str(planned.settings.get(_PRECISION) or "32-true")
     is_full = precision in _FULL_PRECISIONS
     if is_full:
-        yield smaller({_PRECISION: "bf16-mixed"}, may_change=BFLOAT16)
+        yield memory_candidate({_PRECISION: "bf16-mixed"}, may_change=BFLOAT16)
     if is_full or precision.endswith("-mixed"):
-        yield smaller({_PRECISION: "bf16-true"}, may_change=WEIGHTS)
+        yield memory_candidate({_PRECISION: "bf16-true"}, may_change=WEIGHTS)
 
 
-def fused_attention(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def fused_attention(
+    planned: Planned, largest_context: int | None
+) -> Iterator[MemoryCandidate]:
     """Yield an attention function that does not store the matrix of attention weights."""
     if planned.settings.get(ATTENTION) == "math":
-        yield smaller({ATTENTION: "sdpa"}, may_change=ORDER)
+        yield memory_candidate({ATTENTION: "sdpa"}, may_change=ORDER)
 
 
 def activation_checkpointing(
     planned: Planned, largest_context: int | None
-) -> Iterator[Smaller]:
+) -> Iterator[MemoryCandidate]:
     """Yield activation checkpointing, if it is off."""
     if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(
         _CHECKPOINT_EVERY
     ):
-        yield smaller({_CHECKPOINTING: "true"})
+        yield memory_candidate({_CHECKPOINTING: "true"})
 
 
-def chunked_loss(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def chunked_loss(
+    planned: Planned, largest_context: int | None
+) -> Iterator[MemoryCandidate]:
     """Yield the loss that computes logits in chunks, if the batch has more tokens than one chunk."""
     tokens = (planned.batch or 0) * (planned.context or 0)
     if planned.settings.get(_LOSS) == "plain" and tokens > _CHUNK_TOKENS:
-        yield smaller({_LOSS: "chunked"}, may_change=ORDER)
+        yield memory_candidate({_LOSS: "chunked"}, may_change=ORDER)
 
 
-def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def smaller_batches(
+    planned: Planned, largest_context: int | None
+) -> Iterator[MemoryCandidate]:
     """Yield smaller batches, accumulated to the same samples per step; then the largest batch that fits."""
     batch = planned.batch or 0
     divisors: list[int] = []
@@ -353,12 +359,14 @@ def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[S
             divisors.append(size)
     yield from accumulated_batches(planned, divisors)
     if planned.largest and planned.settings.get(_BATCH) == planned.batch:
-        yield smaller(
+        yield memory_candidate(
             {_BATCH: planned.largest}, may_change=OTHER_BATCH, surely_fits=True
         )
 
 
-def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
+def accumulated_batches(
+    planned: Planned, sizes: Sequence[int]
+) -> Iterator[MemoryCandidate]:
     """Yield batches of each of ``sizes`` (divisors of the batch size), accumulated to the same samples per step."""
     batch = planned.settings.get(_BATCH)
     batches = planned.settings.get(_ACCUMULATED_BATCHES) or 1
@@ -367,7 +375,7 @@ def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smal
         return
     for size in sizes:
         if size < batch:
-            yield smaller(
+            yield memory_candidate(
                 {_BATCH: size, _ACCUMULATED_BATCHES: batches * batch // size},
                 may_change=PER_BATCH,
             )
@@ -375,16 +383,18 @@ def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smal
 
 def optimizer_without_state(
     planned: Planned, largest_context: int | None
-) -> Iterator[Smaller]:
+) -> Iterator[MemoryCandidate]:
     """Yield SGD, which has no state, to replace AdamW or Muon."""
     if planned.settings.get("model.optimizer") in ("adamw", "muon"):
-        yield smaller({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
+        yield memory_candidate({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
 
 
-def shorter_context(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def shorter_context(
+    planned: Planned, largest_context: int | None
+) -> Iterator[MemoryCandidate]:
     """Yield the largest context that fits."""
     if largest_context and planned.context and largest_context < planned.context:
-        yield smaller(
+        yield memory_candidate(
             {"data.context_length": largest_context}, may_change=OTHER_CONTEXT
         )
 
@@ -1159,19 +1169,21 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
     return sentence(finding, record.settings or Settings())
 
 
-def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
+def remedies(
+    planned: Planned, largest_context: int | None = None
+) -> list[MemoryCandidate]:
     """Return all single changes with which the planned run needs less memory, ordered by their effect on training.
 
     They include the largest batch that fits and the largest context that fits, if these are known.
     """
-    settings: list[Smaller] = []
+    settings: list[MemoryCandidate] = []
     for remedy in REMEDIES:
         if remedy.smaller_settings is not None:
             settings += remedy.smaller_settings(planned, largest_context)
     return sorted(settings, key=lambda setting: LEAST_FIRST.index(setting.may_change))
 
 
-def combined_remedies(planned: Planned) -> list[Smaller]:
+def combined_remedies(planned: Planned) -> list[MemoryCandidate]:
     """Return two combinations of changes: one with the least effect on training, and one that needs least memory.
 
     The first changes only rounding and the batch size. The second also has the lowest precision, and SGD.
@@ -1191,7 +1203,7 @@ def combined_remedies(planned: Planned) -> list[Smaller]:
     return [_combined(settings) for settings in combinations if len(settings) > 1]
 
 
-def _combined(settings: Sequence[Smaller]) -> Smaller:
+def _combined(settings: Sequence[MemoryCandidate]) -> MemoryCandidate:
     """Return one setting with the options of all ``settings``, and with the effects of all of them on training."""
     options: dict[str, str] = {}
     changes: list[str] = []
@@ -1199,7 +1211,7 @@ def _combined(settings: Sequence[Smaller]) -> Smaller:
         options.update(setting.options)
         if setting.changes and setting.changes not in changes:
             changes.append(setting.changes)
-    return smaller(options, may_change=", ".join(changes))
+    return memory_candidate(options, may_change=", ".join(changes))
 
 
 def candidates_for(run: FirstRun) -> Iterator[Candidate]:

@@ -113,7 +113,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Smaller(Candidate):
+class MemoryCandidate(Candidate):
     """Options with which a run needs less memory, as `plan` offers them."""
 
     # whether it is known to fit, so that it need not be rehearsed
@@ -141,14 +141,18 @@ def faster_candidate(
     return Candidate(name_of(options), options, group, ceiling_s, may_change, refused)
 
 
-def smaller(
+def memory_candidate(
     options: Mapping[str, Any], may_change: str | None = None, surely_fits: bool = False
-) -> Smaller:
+) -> MemoryCandidate:
     """Return a setting for `plan` to offer, named after its options and grouped by the first of them."""
     texts = {option: str(value) for option, value in options.items()}
-    group = next(iter(texts))
-    return Smaller(
-        name_of(texts), texts, group, may_change=may_change, surely_fits=surely_fits
+    first_option = next(iter(texts))
+    return MemoryCandidate(
+        name_of(texts),
+        texts,
+        group=first_option,
+        may_change=may_change,
+        surely_fits=surely_fits,
     )
 
 
@@ -160,7 +164,7 @@ def name_of(options: Mapping[str, str]) -> str:
 FindCandidates = Callable[[FirstRun], Iterator[Candidate]]
 
 # Yields settings that need less memory, for a run that does not fit; takes the largest context that fits, if known.
-FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
+FindMemoryCandidates = Callable[[Planned, int | None], Iterator[MemoryCandidate]]
 
 
 # a fixed text, or a function that writes it for a finding
@@ -184,4 +188,4 @@ class Remedy:
     # In runs with one of these bottlenecks `improve` tries this remedy before the others.
     bounds: tuple[Bound, ...] = ()
     candidates: FindCandidates | None = None
-    smaller_settings: FindSmaller | None = None
+    smaller_settings: FindMemoryCandidates | None = None

@@ -356,21 +356,23 @@ class PythonTimes:
             return _FollowedCall(caller.owner, _INNER_OPERATORS)
         return caller
 
-    def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
+    def shares(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[PythonTime]:
         """Return the lines that take most time, the longest first.
 
         In the phases, the operators that torch's own modules call are left out, because they are the model. The
         profiler's instruments are left out, too.
 
-        ``untraced_s`` is how long the thread runs in each phase of a step that is not followed, in seconds. The lines
-        of a phase together cannot take longer than that, so any excess is a further cost of following, in proportion
-        to the number of events. If ``MOST_EVENTS`` ended the following within a phase, the rest of the phase is assumed
-        to be like what was followed.
+        ``undisturbed_s`` is how long the thread runs in each phase of a step that is not followed. The lines of a phase
+        together cannot take longer than that, so any excess is a further cost of following, in proportion to the number
+        of events. If ``MOST_EVENTS`` ended the following within a phase, the rest of the phase is assumed to be like
+        what was followed.
         """
         # both by phase, line and activity
         seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
-        corrections = self._corrections(untraced_s or {})
+        corrections = self._corrections(undisturbed_s or {})
         for (phase, line, activity), followed in self._followed.items():
             is_outside = phase >= len(PARTS)
             is_of_model = activity == _INNER_OPERATORS and phase != OTHER
@@ -422,43 +424,53 @@ class PythonTimes:
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
 
-    def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
-        """Return the corrections of the times, by phase; phases without need of one are missing.
+    def _corrections(
+        self, undisturbed_s: Mapping[str, float]
+    ) -> dict[int, _Correction]:
+        """Return the corrections of the times of lines, by phase; phases without need of one are missing.
 
-        A phase is corrected if its lines together ran longer than the phase runs when no call is followed, or if
-        following ended within it.
+        ``undisturbed_s`` is how long the thread runs in each phase of a step that is not followed. The corrected times
+        of a phase's lines add up to that:
+
+            corrected time = scale * (time without the calibrated cost - event_ns * events)
         """
-        ran_ns: defaultdict[int, float] = defaultdict(float)
+        followed_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
         for (phase, _, activity), followed in self._followed.items():
-            ran_ns[phase] += max(self._cost.own_ran_ns(followed, activity), 0.0)
+            own_ran_ns = self._cost.own_ran_ns(followed, activity)
+            followed_ns[phase] += max(own_ran_ns, 0.0)
             intervals[phase] += followed.intervals
 
         corrections = {}
-        for phase, phase_ran_ns in ran_ns.items():
+        for phase, phase_followed_ns in followed_ns.items():
             is_outside = phase >= len(PARTS)
-            if is_outside or PARTS[phase] not in untraced_s:
+            if is_outside or PARTS[phase] not in undisturbed_s:
                 continue
-            untraced_ns = untraced_s[PARTS[phase]] * 1e9
-            if phase_ran_ns > untraced_ns:
+            undisturbed_ns = undisturbed_s[PARTS[phase]] * 1e9
+            if phase_followed_ns > undisturbed_ns:
                 corrections[phase] = self._correction_of_excess(
-                    phase_ran_ns, untraced_ns, intervals[phase]
+                    phase_followed_ns, undisturbed_ns, intervals[phase]
                 )
-            elif phase == self._cut_phase and phase_ran_ns > 0.0:
-                rest_factor = untraced_ns / phase_ran_ns
-                corrections[phase] = _Correction(event_ns=0.0, scale=rest_factor)
+            elif phase == self._cut_phase and phase_followed_ns > 0.0:
+                # Following ended within this phase, so its lines have only a part of its time: scale it to the whole.
+                corrections[phase] = _Correction(
+                    event_ns=0.0, scale=undisturbed_ns / phase_followed_ns
+                )
         return corrections
 
     def _correction_of_excess(
-        self, ran_ns: float, untraced_ns: float, intervals: int
+        self, followed_ns: float, undisturbed_ns: float, intervals: int
     ) -> _Correction:
-        """Return the correction of a phase whose lines ran longer together than the phase runs when not followed."""
-        excess_per_event_ns = (ran_ns - untraced_ns) / intervals
+        """Return the correction of a phase whose lines ran longer together than the phase runs when not followed.
+
+        Each of the ``intervals`` between events includes the cost of one event.
+        """
+        excess_per_event_ns = (followed_ns - undisturbed_ns) / intervals
         most_event_ns = _MOST_EXTRA_COST * self._cost.event_ran_ns
         event_ns = min(excess_per_event_ns, most_event_ns)
         # Beyond that limit the excess has another cause, so it is removed from all lines in proportion to their time.
-        rest_ns = ran_ns - event_ns * intervals
-        scale = min(untraced_ns / max(rest_ns, 1.0), 1.0)
+        rest_ns = followed_ns - event_ns * intervals
+        scale = min(undisturbed_ns / max(rest_ns, 1.0), 1.0)
         return _Correction(event_ns, scale)
 
 
@@ -535,17 +547,19 @@ def following_cost(
 
     loop = _followed_trial(_run_sample_instructions, clock, thread_clock)
     loop_ns = loop.ran_ns - loop.intervals * reading.ran_ns
-    untraced_loop_ns = max(_untraced_ns(_run_sample_instructions, thread_clock), 1)
-    slower = max(loop_ns / untraced_loop_ns, 1.0)
+    undisturbed_loop_ns = max(
+        _undisturbed_ns(_run_sample_instructions, thread_clock), 1
+    )
+    slower = max(loop_ns / undisturbed_loop_ns, 1.0)
 
     calls = _followed_trial(_small_calls, clock, thread_clock)
-    calls_cost_ns = calls.ran_ns - slower * _untraced_ns(_small_calls, thread_clock)
+    calls_cost_ns = calls.ran_ns - slower * _undisturbed_ns(_small_calls, thread_clock)
     event_ran_ns = max(calls_cost_ns / max(calls.intervals, 1), reading.ran_ns)
     beside_reading_ns = event_ran_ns - reading.ran_ns
     return FollowingCost(reading.clock_ns + beside_reading_ns, event_ran_ns, slower)
 
 
-def _untraced_ns(work: Callable[[], object], thread_clock: Callable[[], int]) -> int:
+def _undisturbed_ns(work: Callable[[], object], thread_clock: Callable[[], int]) -> int:
     """Return the least time that the thread runs in ``work``."""
     times_ns = []
     for _ in range(_TRIALS):

@@ -23,7 +23,7 @@ from lm_profiler.analysis.plan.planned import (
     planned_floors,
 )
 from lm_profiler.analysis.remedies.catalogue import combined_remedies, remedies
-from lm_profiler.analysis.remedies.remedy import Smaller
+from lm_profiler.analysis.remedies.remedy import MemoryCandidate
 from lm_profiler.cli.surroundings import quiet_libraries
 from lm_profiler.cli.verbs.shared import (
     choose_answer_format,
@@ -33,7 +33,7 @@ from lm_profiler.cli.verbs.shared import (
     write_json,
 )
 from lm_profiler.measure.boundary import print_message
-from lm_profiler.models.config import other_meanings
+from lm_profiler.models.config import ambiguous_size_notes
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.memory_timeline import MemoryTimeline
@@ -176,7 +176,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     answers = _rehearsed(options.options, device, questions)
     batch_plan, context_plan = [_checked(answer) for answer in answers]
     largest_context = context_plan.largest
-    for line in other_meanings([batch_plan.settings.get("model.size", "")]):
+    for line in ambiguous_size_notes([batch_plan.settings.get("model.size", "")]):
         print_message(line)
 
     def floors_of(rehearsed: Planned) -> PlannedFloors:
@@ -235,7 +235,7 @@ def _smaller_settings(
     largest_context: int | None,
     options: Sequence[str],
     device: Capacity,
-) -> list[tuple[Smaller, Planned]]:
+) -> list[tuple[MemoryCandidate, Planned]]:
     """Return remedies for a run that does not fit, with their plans; combinations if no single remedy is enough.
 
     Each remedy takes a rehearsal.
@@ -250,12 +250,12 @@ def _smaller_settings(
 
 
 def _rehearsed_remedies(
-    candidates: Sequence[Smaller], options: Sequence[str], device: Capacity
-) -> list[tuple[Smaller, Planned]]:
+    candidates: Sequence[MemoryCandidate], options: Sequence[str], device: Capacity
+) -> list[tuple[MemoryCandidate, Planned]]:
     """Return the remedies that could be rehearsed, with their plans; the module or the Trainer may refuse some."""
     questions = [_Question(candidate.words, "nothing") for candidate in candidates]
     answers = _rehearsed(options, device, questions)
-    rehearsed: list[tuple[Smaller, Planned]] = []
+    rehearsed: list[tuple[MemoryCandidate, Planned]] = []
     for candidate, answer in zip(candidates, answers, strict=True):
         if isinstance(answer, Planned):
             rehearsed.append((candidate, answer))

@@ -20,7 +20,7 @@ from lm_profiler.cli.option_errors import message_in
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import write
 from lm_profiler.measure.boundary import print_message
-from lm_profiler.models.config import check_size_name, other_meanings
+from lm_profiler.models.config import ambiguous_size_notes, check_size_name
 from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import Collection, collect
@@ -63,7 +63,7 @@ def run(request: SweepRequest) -> int:
             _, texts[path] = read_config(path)
     plan = plan_of(request, texts)
     part = None if request.part is None else part_of(request.part)
-    for line in other_meanings(
+    for line in ambiguous_size_notes(
         cell.overrides.get("model.size", "") for cell in plan.cells
     ):
         print_message(line)

@@ -41,7 +41,7 @@ def run(call: Call) -> int:
             plan_ahead(cli)
             cli.run_verb()
             leave_group()
-            return _code_of_record(cli.context.record)
+            return _code_of_record(cli.context.read_record())
         except (KeyboardInterrupt, SystemExit) as error:
             was_interrupted = interrupt_in(error) is not None
             end_ranks(getattr(cli, "trainer", None), terminate_first=was_interrupted)

@@ -26,7 +26,7 @@ from functools import cache, partial, wraps
 from math import prod
 from traceback import walk_stack
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -434,6 +434,14 @@ _MODULE_OF_FAKES = FAKES.path.rpartition(".")[0]
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
+class _OperatorKind(NamedTuple):
+    """How an operator is handled that torch dispatches to ``FlopCounter``."""
+
+    is_of_wrappers: bool = False  # whether its tensors wrap others
+    is_composite: bool = False  # whether it consists of other operators
+    is_of_step: bool = False  # whether it belongs to the step, so that it is counted
+
+
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
     """Counts the matmuls of all operators that run while the mode is entered and ``counting`` is set.
 
@@ -566,39 +574,21 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     ) -> Any:
         """Run the operator ``func`` (torch calls this for each one), and count its FLOPs if it belongs to the step."""
         kwargs = kwargs or {}
-        is_counted = False
-        is_of_step = False
-        is_composite = False
-        autocast: AbstractContextManager[Any] = nullcontext()
-        try:  # This calls code of the user's classes, which may raise anything.
-            subclasses = []
-            has_fakes = False
-            for kind in types:
-                if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
-                    subclasses.append(kind)
-                    if str(kind.__module__).startswith(_MODULE_OF_FAKES):
-                        has_fakes = True
-            if subclasses and not has_fakes:
-                # The tensors wrap others. Their class runs the operator on those, and it arrives here again.
-                return NotImplemented
-            is_composite = not has_fakes and self._is_composite(func)
-            # The namespace ``prim`` has queries, such as the device of a fake tensor.
-            is_query = func.namespace == "prim"
-            is_of_step = not is_query and (self._on_shapes or not has_fakes)
-            is_counted = self.counting and is_of_step
-            if not is_composite and func.namespace not in _TORCHS_OWN:
-                autocast = _autocast_of_caller()
-        except BaseException as error:
-            self._stop_counting(func, error)
-        if is_composite:
+        kind = self._kind_of_operator(func, types)
+        if kind.is_of_wrappers:
+            # The class of the tensors runs the operator on those that they wrap, and it arrives here again.
+            return NotImplemented
+        if kind.is_composite:
             # dispatched anew, so that its parts run under autocast, as without this mode
             with enable_reentrant_dispatch(), self:
                 return func.decompose(*args, **kwargs)
+        is_counted = kind.is_of_step and self.counting
+        autocast = self._autocast_for(func)
         began_ns = 0 if self._operators is None else self._operators.clock()
         with autocast:
             result = func(*args, **kwargs)
-        if is_of_step and self._operators is not None:
-            operators = self._operators
+        operators = self._operators
+        if kind.is_of_step and operators is not None:
             operators.guard.run(
                 operators.note_call, func, args, kwargs, result, began_ns
             )
@@ -608,6 +598,40 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             except BaseException as error:
                 self._stop_counting(func, error)
         return result
+
+    def _kind_of_operator(self, func: Any, types: Any) -> _OperatorKind:
+        """Return how ``func`` is to be handled, called with tensors of the classes ``types`` (those with a dispatch).
+
+        If that cannot be found, ``func`` only runs, and the count becomes unknown.
+        """
+        try:  # This calls code of the user's classes, which may raise anything.
+            wraps_tensors = False
+            has_fakes = False
+            for tensor_class in types:
+                if tensor_class.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                    wraps_tensors = True
+                    if str(tensor_class.__module__).startswith(_MODULE_OF_FAKES):
+                        has_fakes = True
+            if wraps_tensors and not has_fakes:
+                return _OperatorKind(is_of_wrappers=True)
+            # The namespace ``prim`` has queries, such as the device of a fake tensor.
+            is_query = func.namespace == "prim"
+            return _OperatorKind(
+                is_composite=not has_fakes and self._is_composite(func),
+                is_of_step=not is_query and (self._on_shapes or not has_fakes),
+            )
+        except BaseException as error:
+            self._stop_counting(func, error)
+            return _OperatorKind()
+
+    def _autocast_for(self, func: Any) -> AbstractContextManager[Any]:
+        """Return the autocast under which ``func`` runs: the caller's for a custom operator, none for torch's own."""
+        try:
+            if func.namespace not in _TORCHS_OWN:
+                return _autocast_of_caller()
+        except BaseException as error:
+            self._stop_counting(func, error)
+        return nullcontext()
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the FLOPs of one call of the operator ``func``, and the bytes that it reads in forward."""

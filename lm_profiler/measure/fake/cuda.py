@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -55,8 +55,8 @@ class KernelsOfCuda(TorchFunctionMode):
 
     def __init__(self, gpu: tuple[int, int]) -> None:
         super().__init__()
-        # by the name of a function: what runs in its place
-        self._fused: dict[str, Callable[..., Tensor]] = {
+        # by the name of a function of torch: what runs in its place
+        self._replacements: dict[str, Callable[..., Tensor]] = {
             "rms_norm": _rms_norm,
             "dropout": _dropout,
             "cross_entropy": _cross_entropy,
@@ -75,27 +75,34 @@ class KernelsOfCuda(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_to_float32, (args, kwargs))
-        kernel = self._fused.get(name)
-        if kernel is not None:
+        replacement = self._replacements.get(name)
+        if replacement is not None:
             if "input" in kwargs:
-                # The parameter has another name in the kernels here.
+                # The replacements take the input as their first argument after ``func``, whatever they call it.
                 args = (kwargs.pop("input"), *args)
-            return kernel(func, *args, **kwargs)
-        calls_other_functions = isinstance(func, FunctionType) and (
-            func.__globals__ is vars(F) or func in _BACKWARD
-        )
-        if not calls_other_functions:
-            result = func(*args, **kwargs)
-            refuse_host_tensors(result, kwargs)
-            return result
-        # torch has left this mode for the call, but the functions inside need it: ``F.multi_head_attention_forward``
-        # calls fused functions, and so does recomputation in a backward pass, which must use the kernels of forward.
-        with self:
-            return _without_mode_checks(func)(*args, **kwargs)
+            return replacement(func, *args, **kwargs)
+        if _calls_other_functions(func):
+            # torch has left this mode for the call, but the functions inside need it.
+            with self:
+                return _without_mode_checks(func)(*args, **kwargs)
+        result = func(*args, **kwargs)
+        refuse_host_tensors(result, kwargs)
+        return result
 
 
 # functions in which recomputation may run
 _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+def _calls_other_functions(func: Callable[..., Any]) -> TypeGuard[FunctionType]:
+    """Return whether ``func`` may call functions of torch that are imitated here.
+
+    Those of ``torch.nn.functional`` that are written in Python do: ``F.multi_head_attention_forward`` calls fused
+    functions. So does recomputation in a backward pass, which must use the kernels of forward.
+    """
+    if not isinstance(func, FunctionType):
+        return False
+    return func.__globals__ is vars(F) or func in _BACKWARD
 
 
 @cache

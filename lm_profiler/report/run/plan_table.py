@@ -13,7 +13,7 @@ from lm_profiler.analysis.plan.planned import (
     fits,
     smallest_gpu,
 )
-from lm_profiler.analysis.remedies.remedy import Smaller
+from lm_profiler.analysis.remedies.remedy import MemoryCandidate
 from lm_profiler.record.figure import bytes_text, ms_text, share_text, with_prefix
 from lm_profiler.record.memory_timeline import (
     CAUSE_TITLES,
@@ -246,7 +246,7 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
 
 
 def remedy_table(
-    tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity
+    tried: Sequence[tuple[MemoryCandidate, Planned, PlannedFloors]], device: Capacity
 ) -> Table:
     """Return a row for each rehearsed setting that needs less memory, with the floor of its step."""
     if not tried:

@@ -14,7 +14,14 @@ from lm_profiler.record.figure import (
     ms_text,
     share_text,
 )
-from lm_profiler.record.quantities import LISTS, PARTS, TERMS, TIMES, term_title
+from lm_profiler.record.quantities import (
+    LISTS,
+    MEANING_OF_PRODUCTS,
+    PARTS,
+    TERMS,
+    TIMES,
+    term_title,
+)
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.tables.table import (
     Heading,
@@ -98,24 +105,24 @@ def title_in(waterfall: Waterfall, name: str) -> str:
     if name == "beyond_bandwidth" and waterfall.bandwidth_bytes_per_s is None:
         return "memory-bound"
     if name == _PRODUCTS:
-        return _products_title(waterfall)
+        return f"slow {_kinds_of_products(waterfall)}"
     if name == "ideal" and waterfall.ideal_is_lower_bound:
         return f"{term_title(name)} ({AT_LEAST})"
     return term_title(name)
 
 
-def _products_title(waterfall: Waterfall) -> str:
-    """Return "slow matmuls", "slow convolutions" or both, by the operators that the term consists of."""
+def _kinds_of_products(waterfall: Waterfall) -> str:
+    """Return "matmuls", "convolutions" or both, by the operators that the term ``_PRODUCTS`` consists of."""
     operators: list[str] = []
     for term in waterfall.terms:
         if term.name == _PRODUCTS:
             operators += [part.what for part in term.contributors]
     convolutions = [operator for operator in operators if "conv" in operator]
     if not convolutions:
-        return term_title(_PRODUCTS)
+        return "matmuls"
     if len(convolutions) == len(operators):
-        return "slow convolutions"
-    return "slow matmuls and convolutions"
+        return "convolutions"
+    return "matmuls and convolutions"
 
 
 def meaning_in(waterfall: Waterfall, name: str) -> str:
@@ -126,8 +133,7 @@ def meaning_in(waterfall: Waterfall, name: str) -> str:
     if name == "beyond_bandwidth" and waterfall.bandwidth_bytes_per_s is None:
         return _UNKNOWN_BANDWIDTH
     if name == _PRODUCTS:
-        products = _products_title(waterfall).removeprefix("slow ")
-        return meaning.replace("matrix products", products)
+        return MEANING_OF_PRODUCTS.format(products=_kinds_of_products(waterfall))
     return meaning
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS
 from lm_profiler.record.machine import PEAK
 from lm_profiler.record.quantities import MEMORY, Place
@@ -262,28 +263,34 @@ def _fact_text(value: Any, column: Column) -> str:
 
 
 def shared_fact_lines(
-    groups: Sequence[RunGroup], shown_columns: Sequence[Column]
+    rows: Sequence[RunGroup], shown_columns: Sequence[Column]
 ) -> list[str]:
-    """Return a line with the facts that all rows share, and one with the facts that are known in only some rows."""
-    entries = list(chain.from_iterable(groups))
-    runs = single_run_groups(entries)
+    """Return a line with the facts that all rows share, and one with the facts that are known in only some rows.
+
+    A row is a group of runs. A fact is left out if it is a column, or if it differs between runs, even of one row.
+    """
+    entries = list(chain.from_iterable(rows))
     facts_of_all = []
     facts_of_some = []
-    for fact in _known_facts(groups):
-        if fact in shown_columns or groups_differ(runs, fact):
+    for fact in _known_facts(rows):
+        if fact in shown_columns or _runs_differ(entries, fact):
             continue
         text = f"{fact.title} {_fact_text(fact_value(entries, fact), fact)}"
-        rows_with_fact = sum(_is_known_in_all(group, fact) for group in groups)
-        if rows_with_fact == len(groups):
+        rows_with_fact = sum(_is_known_in_all(row, fact) for row in rows)
+        if rows_with_fact == len(rows):
             facts_of_all.append(text)
         else:
-            facts_of_some.append(f"{text} ({rows_with_fact} of {len(groups)} rows)")
+            facts_of_some.append(f"{text} ({rows_with_fact} of {len(rows)} rows)")
     lines = []
     if facts_of_all:
         lines.append(f"in all rows: {', '.join(facts_of_all)}")
     if facts_of_some:
         lines.append(f"where known: {', '.join(facts_of_some)}")
     return lines
+
+
+def _runs_differ(entries: Sequence[Entry], fact: Column) -> bool:
+    return groups_differ(single_run_groups(entries), fact)
 
 
 def _is_known_in_all(group: RunGroup, fact: Column) -> bool:

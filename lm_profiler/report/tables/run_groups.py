@@ -224,10 +224,11 @@ def known_values_text(column: Column, entries: Iterable[Entry]) -> str:
 
 
 def fact_phrase(column: Column, value: Any) -> str:
-    """Return a fact as a phrase: numbers, truth values and ``none`` are preceded by the fact's title."""
+    """Return a fact as a phrase: numbers, truth values and the word ``none`` are preceded by the fact's title."""
     text = fact_text(value)
-    names_itself = isinstance(value, str) and value != "none"
-    if value is None or names_itself:
+    is_unknown = value is None
+    is_self_explanatory = isinstance(value, str) and value != "none"
+    if is_unknown or is_self_explanatory:
         return text
     return f"{column.title} {text}"
 

@@ -20,7 +20,7 @@ from lm_profiler.analysis.compare.comparison import decide
 from lm_profiler.analysis.compare.ratio import MARGIN, SAME_WITHIN, RatioInterval, change_word
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import ab
-from lm_profiler.improve.decision import pooled_spread, repeated_interval
+from lm_profiler.improve.decision import pooled_spread, sequential_interval
 from lm_profiler.improve.pairs import paired_changes
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ASSUMED_SPREAD
@@ -180,7 +180,7 @@ def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -
         a, b = np.exp(noise * rng.standard_normal((2, ab.AB_LOOKS[-1]))) * [[1.0], [ratio]]
         for look in ab.AB_LOOKS:
             scatter = pooled_spread([a[:look], b[:look]])
-            word = change_word(repeated_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
+            word = change_word(sequential_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
             if word != "UNCLEAR":
                 return word
         return "UNCLEAR"
@@ -228,7 +228,7 @@ def test_equal_trees_are_the_same_within_a_bound_that_can_be_reached(noise: floa
     same = 0
     for seed in range(200):
         a, b = np.exp(noise * np.random.default_rng(seed).standard_normal((2, ab.AB_LOOKS[-1])))
-        interval = repeated_interval(b / a, ab.ERROR, pooled_spread([a, b]), ab.AB_LOOKS)
+        interval = sequential_interval(b / a, ab.ERROR, pooled_spread([a, b]), ab.AB_LOOKS)
         same += change_word(interval, same_within) == "SAME"
     assert same >= 160
 
