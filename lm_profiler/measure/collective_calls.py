@@ -117,7 +117,10 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
 
 
 def oldest_pending_call(entries: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the oldest of ``entries`` that has not ended, such as ``gloo:broadcast number 7``; None if all have."""
+    """Return the first of ``entries``, the oldest first, that has not ended; None if all have.
+
+    It is named such as ``gloo:broadcast number 7``.
+    """
     for entry in entries:
         has_ended = entry.get("retired", True)
         if not has_ended:

@@ -235,10 +235,11 @@ def _part_changes(pair: SidePair) -> list[PartChange]:
 
 
 def decide(rows: Sequence[PartChange]) -> PartChange:
-    """Return the row that decides: the first one, or a clear one that the first one does not contradict.
+    """Return the row that decides: the first one, or a clear second one that the first one does not contradict.
 
-    The second row, CPU time, is not enough: a program that sleeps instead of computing uses less of it. So it decides
-    only if the first row has changed in the same direction, even if not clearly.
+    The first row is a time of the step. There may be a second one, CPU time, which alone is not enough: a program that
+    sleeps instead of computing uses less of it. So it decides only if the first row has changed in the same direction,
+    even if not clearly.
     """
     main = rows[0]
     words = {row.verdict for row in rows}

@@ -14,6 +14,9 @@ from lm_profiler.record.run_record import RunRecord
 
 DISPATCHED = "dispatched"
 
+# The record has the FLOPs of attention in forward; backward takes twice as many.
+_FORWARD_AND_BACKWARD = 3
+
 
 @dataclass(frozen=True)
 class Convention:
@@ -72,7 +75,8 @@ def _sizes(record: RunRecord) -> _Sizes | None:
     tokens = rate.tokens_per_step
     attention_per_token = None
     if use.flops.attention:
-        attention_per_token = 3 * use.flops.attention / tokens
+        forward_and_backward = _FORWARD_AND_BACKWARD * use.flops.attention
+        attention_per_token = forward_and_backward / tokens
     model = record.model
     if model is None:
         return _Sizes(

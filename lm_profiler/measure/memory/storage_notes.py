@@ -311,7 +311,7 @@ class StorageNotes:
             phases=self._phases,
             events=events,
             largest=[],
-            saved=_grouped_by_layer(saved)[:_LISTED],
+            saved=_merged_over_layers(saved)[:_LISTED],
             saved_bytes=sum(note.bytes for note in saved),
             residual=self._residual(),
             block=self._block(saved),
@@ -354,8 +354,9 @@ class StorageNotes:
         return allocation.model_copy(update=changes)
 
 
-def _grouped_by_layer(notes: Iterable[_Note]) -> list[Allocation]:
+def _merged_over_layers(notes: Iterable[_Note]) -> list[Allocation]:
     """Return one allocation for storages that differ only in the index of their layer, the most bytes first."""
+    # by the text of an allocation, which cannot be hashed
     groups: dict[str, list[Allocation]] = {}
     for note in notes:
         allocation = note.allocation()

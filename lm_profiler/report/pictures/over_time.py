@@ -278,7 +278,10 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _lanes_of_run(entry: Entry) -> list[_Lanes]:
-    """Return the lanes of the run's first ranks; none if a trace is missing, damaged or without collectives."""
+    """Return the lanes of the run's first ranks, but not of those whose trace is missing or without collectives.
+
+    A damaged trace counts as missing.
+    """
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:
         return []
