@@ -35,7 +35,10 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
 
 
 def _remedy_lines(entry: Entry) -> list[str]:
-    """Return lines with options with which a run that did not fit would fit; none for other runs."""
+    """Return lines with the options with which a run would fit that did not; none for other runs.
+
+    If nothing was planned, the line has the command that finds such options.
+    """
     if entry.status not in ("oom", "refused"):
         return []
     command = _command(entry)
@@ -50,7 +53,7 @@ def _remedy_lines(entry: Entry) -> list[str]:
         plan_command = command.replace(
             " -m lm_profiler fit ", " -m lm_profiler plan ", 1
         )
-        return [f"  would fit: {plan_command}"]
+        return [f"  to find what fits: {plan_command}"]
     return []
 
 
