@@ -45,8 +45,15 @@ class KeptMetrics(nn.ModuleDict):
         for stage in _STAGES:
             metrics[f"{stage}_loss"] = MeanMetric()
             metrics[f"{stage}_perplexity"] = Perplexity()
-        # Not in the Trainer's dtype: in bfloat16 they could count no further than 256.
         super().__init__(metrics)
+
+    def keep_float32(self) -> None:
+        """Convert the sums and counts back to float32, after the module that contains them was converted.
+
+        In bfloat16 they could count no further than 256, and in float16 no further than 65,504.
+        """
+        for metric in self.values():
+            metric.set_dtype(torch.float32)  # type: ignore[operator]
 
     def log(
         self,
@@ -226,6 +233,13 @@ class LanguageModel(LightningModule):
         for metric in self.metrics.values():
             # Each logged value covers all ranks' batches.
             metric.dist_sync_on_step = self.trainer.world_size > 1  # type: ignore[assignment]
+
+    def to(self, *args: Any, **kwargs: Any) -> LanguageModel:
+        """Move the module to a device or convert it to a dtype, as a Trainer does, but not its metrics to a dtype."""
+        super().to(*args, **kwargs)
+        if self.metrics is not None:
+            self.metrics.keep_float32()
+        return self
 
     def cpu(self) -> LanguageModel:
         """Move the module to the CPU, as a Trainer does when it is done with it, unless it ``stays``."""

@@ -58,3 +58,19 @@ def test_training_is_the_same_with_them_and_without(make_trainer: Make, tiny: di
     without, with_them = weights
     assert without.keys() == with_them.keys()
     assert all(torch.equal(without[name], with_them[name]) for name in without)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_metrics_count_all_batches_in_a_module_of_half_precision(dtype: torch.dtype, tiny: dict[str, Any]) -> None:
+    metrics = LanguageModel(**tiny, metrics=True).to(dtype).metrics
+    assert metrics is not None
+    # bfloat16 has eight bits: 256 + 1 is 256 in it
+    losses = [0.0] * 300 + [1.0] * 300
+    for loss in losses:
+        metrics["val_loss"].update(torch.tensor(loss))
+    assert metrics["val_loss"].compute().item() == pytest.approx(0.5)
+    vocabulary = 50
+    tokens = torch.zeros(1, 1000, dtype=torch.int64)
+    for _ in range(100):  # float16 ends at 65,504
+        metrics["val_perplexity"].update(torch.zeros(1, 1000, vocabulary), tokens)
+    assert metrics["val_perplexity"].compute().item() == pytest.approx(vocabulary)
