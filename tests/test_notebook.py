@@ -63,7 +63,7 @@ REHEARSED = """
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.verbs import plan
 planned = Planned({"forward": 1 << 30, "backward": 2 << 30}, {}, 8, 128, 64)
-plan._rehearsed = lambda *asked: iter([planned] * len(asked[-1]))
+plan._rehearse_each = lambda *asked: iter([planned] * len(asked[-1]))
 """
 
 

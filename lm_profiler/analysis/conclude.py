@@ -322,7 +322,7 @@ def _shared_fields(source: Evidence | RunRecord) -> Fields:
     return {name: getattr(source, name) for name in names}
 
 
-def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _step_count_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the number of steps of each stage (also of planned ones), and the slowest rank's first step in seconds."""
     rows = run.rows
     stages = dict.fromkeys(
@@ -386,7 +386,7 @@ def _steadiness(run: RunSteps) -> Steadiness:
     return steady.model_copy(update={"pattern": short_pattern})
 
 
-def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _odd_step_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the odd steps with their causes, and the counters that show these."""
     odd, counters = with_causes(
         record.odd_steps, run.timed, run.evidence.counters, run.workers
@@ -407,7 +407,7 @@ def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
     return {}
 
 
-def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _loader_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the loader's facts with the share of time in which workers were awake; nothing with several ranks.
 
     The CPU time of the workers is that of all processes of the run minus that of the training process.
@@ -478,12 +478,14 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return figures
 
 
-def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _memory_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the record's section on memory: peaks, memory by cause, and memory between phases."""
     evidence = run.evidence
     facts = MemoryFacts(
-        measured=_reading(run.timed.largest_memory),
-        parts={part: _reading(peaks) for part, peaks in evidence.part_peaks.items()},
+        measured=_memory_reading(run.timed.largest_memory),
+        parts={
+            part: _memory_reading(peaks) for part, peaks in evidence.part_peaks.items()
+        },
         causes=dict(evidence.causes),
         # what was held at instants such as the end of set-up
         moments=dict(evidence.moments),
@@ -493,11 +495,11 @@ def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"memory": facts}
 
 
-def _reading(peaks: Peaks) -> MemoryReading:
+def _memory_reading(peaks: Peaks) -> MemoryReading:
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
 
 
-def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _energy_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the energy per step, as its share of all energy by time; unknown unless all ranks reported their GPUs."""
     evidence = run.evidence
     telemetry = evidence.telemetry
@@ -519,7 +521,7 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"telemetry": telemetry.model_copy(update=energies_j)}
 
 
-def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _owner_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return which code took the time of ``other``, with the mean of ``other`` on rank 0 (only rank 0 logs)."""
     owned = run.evidence.other_by_owner
     if owned is None:
@@ -543,7 +545,7 @@ def _python_times(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"python_times": with_line_operators(record.python_times, operators)}
 
 
-def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _utilisation_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the FLOP/s of a step as a share of the machine's measured ceiling, and of its datasheet's peak."""
     flops, _ = run.work
     step_s = record.time["step"].mean
@@ -592,7 +594,7 @@ def _uncounted_note(flops: Flops) -> list[str]:
     ]
 
 
-def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _rank_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the work and waiting of the ranks.
 
     It is about the stretch, or about the later steps in which collectives were timed on a device's stream, if any were.
@@ -616,7 +618,7 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"ranks": ranks}
 
 
-def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _rate_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the peak rates of the machine: stated by the user, or from its datasheet, or else measured."""
     evidence = run.evidence
     use = record.utilisation
@@ -643,7 +645,7 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return figures
 
 
-def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _floor_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the floor (least time) of each phase, and details on phases that were faster than their floor."""
     _, work_by_phase = run.work
     rates = record.rates or Rates()
@@ -655,7 +657,7 @@ def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"floors": floors, "details": beaten_floors(work_by_phase, rates, took_s)}
 
 
-def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _waterfall_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
 
 
@@ -745,7 +747,7 @@ def _waiting_of_traced_rank_s(record: RunRecord) -> Mapping[str, float]:
     return {}
 
 
-def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _settings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the settings of the run, with facts that are known only now; remedies depend on them."""
     settings = run.evidence.settings
     if settings is None:
@@ -790,11 +792,11 @@ def _imbalance_of_experts(run: RunSteps, record: RunRecord, notes: list[str]) ->
     return {}
 
 
-def _findings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _findings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"findings": findings_of(record)}
 
 
-def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+def _verdict_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"verdict": binding(run.facts(record))}
 
 
@@ -828,27 +830,27 @@ def _backward_within_forward(
 # The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
 # note begins with its name.
 FINDINGS: Sequence[tuple[str, Finding]] = (
-    ("steps", _steps),
+    ("steps", _step_count_fields),
     ("figures", _times_of_steps),
     ("check of the level", _check_of_level),
-    ("causes of odd steps", _causes),
+    ("causes of odd steps", _odd_step_fields),
     ("batches made ahead", _lasting_step),
-    ("the loader's workers", _loader),
-    ("memory", _memory),
-    ("energy", _energy),
-    ("owners of other", _owners),
+    ("the loader's workers", _loader_fields),
+    ("memory", _memory_fields),
+    ("energy", _energy_fields),
+    ("owners of other", _owner_fields),
     ("lines of Python", _python_times),
     ("forward passes without a mark", _unmarked_forward),
     ("backward passes within forward", _backward_within_forward),
-    ("utilisation", _utilisation),
-    ("who waits for whom", _ranks),
-    ("rates", _rates),
-    ("floors", _floors),
-    ("waterfall", _waterfall),
-    ("settings", _settings),
+    ("utilisation", _utilisation_fields),
+    ("who waits for whom", _rank_fields),
+    ("rates", _rate_fields),
+    ("floors", _floor_fields),
+    ("waterfall", _waterfall_fields),
+    ("settings", _settings_fields),
     ("load of experts", _imbalance_of_experts),
-    ("findings", _findings),
-    ("verdict", _verdict),
+    ("findings", _findings_fields),
+    ("verdict", _verdict_fields),
 )
 
 
@@ -870,14 +872,14 @@ def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Ch
     new_record = conclude(read_evidence(folder))
     figures_before = record.model_dump(exclude=_INPUTS)
     figures_now = new_record.model_dump(exclude=_INPUTS)
-    return new_record, list(_changes(figures_before, figures_now))
+    return new_record, list(_changed_values(figures_before, figures_now))
 
 
-def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
+def _changed_values(before: Any, now: Any, path: str = "") -> Iterator[Change]:
     """Yield the differences between two values at ``path`` of a record: mappings, sequences, numbers or others."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
-            yield from _changes(
+            yield from _changed_values(
                 before.get(name), now.get(name), f"{path}.{name}".lstrip(".")
             )
     elif (
@@ -886,7 +888,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
         and not isinstance(before, str)
     ):
         for index, (item_before, item_now) in enumerate(zip_longest(before, now)):
-            yield from _changes(item_before, item_now, f"{path}[{index}]")
+            yield from _changed_values(item_before, item_now, f"{path}[{index}]")
     elif isinstance(before, (int, float)) and isinstance(now, (int, float)):
         if not math.isclose(before, now, rel_tol=_SAME_FIGURE, abs_tol=1e-9):
             yield Change(path, before, now)

@@ -240,12 +240,12 @@ def _facts_of_framework(
         instance_by_class.setdefault(type(candidate), candidate)
     for kind, get_facts in facts_by_class.items():
         instance = instance_by_class.get(kind)
-        if instance is not None and _runs(instance, modules):
+        if instance is not None and _framework_runs(instance, modules):
             return get_facts(instance)
     return FrameworkFacts()
 
 
-def _runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
+def _framework_runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
     """Return whether ``framework`` runs ``modules``; another part of the program may have used it."""
     if is_a(framework, "Fabric"):
         return any(is_a(module, "_FabricModule") for module in modules)

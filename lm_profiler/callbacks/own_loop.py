@@ -77,7 +77,7 @@ class ProfiledLoop:
             self._report_nested_loop()
         self._open_loops += 1
         try:
-            yield from self._fetched(iter(batches))
+            yield from self._marked_batches(iter(batches))
         finally:
             self._open_loops -= 1
 
@@ -88,7 +88,7 @@ class ProfiledLoop:
         else:
             marks.report_nested_loop()
 
-    def _fetched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
+    def _marked_batches(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of ``iterator``, each marked as the phase data."""
         while True:
             marks = self._marks()

@@ -132,7 +132,7 @@ class RunFinisher:
             self.is_over = True
             return
 
-        measured = self.exchange.gather(self._measured())
+        measured = self.exchange.gather(self._measurements())
         self._gathered_measurements = measured
         failure = self._hidden_failure(measured)
         if self.loop.rank == 0:
@@ -212,7 +212,7 @@ class RunFinisher:
             keep_snapshot(device, snapshot_file(self.files.folder, self.loop.rank))
 
         self.restore_loop()
-        measured = self._measured(keep_trace=False)
+        measured = self._measurements(keep_trace=False)
         if self.loop.rank == 0:
             with collector_paused():
                 self._record_death(measured, status, failure, rank_end)
@@ -285,7 +285,7 @@ class RunFinisher:
         if self.loop.rank == 0 and error is not None:
             measured = self._gathered_measurements
             if measured is None:
-                measured = self._measured()
+                measured = self._measurements()
             evidence = self.collector.evidence(
                 measured, "failed", failure_of(error, "instruments", step=None)
             )
@@ -304,7 +304,7 @@ class RunFinisher:
 
     # -- shared by all three
 
-    def _measured(self, keep_trace: bool = True) -> Measured:
+    def _measurements(self, keep_trace: bool = True) -> Measured:
         """Return the measurements; if an instrument fails now, those that it had made before."""
         measured: Measured | None = None
         if self.session is not None:

@@ -59,7 +59,7 @@ class WatchOutput:
         rows["seconds"] = seconds
         self.timed_steps += count
         self.seconds += np.nan_to_num(seconds).sum(axis=0)
-        path = self._file(files.LAST_STEPS)
+        path = self._file_path(files.LAST_STEPS)
         self.try_to_write(
             partial(files.append_last_steps, path, rows, _LAST_STEPS_BYTES)
         )
@@ -84,13 +84,13 @@ class WatchOutput:
         for name, lines in self._lines.items():
             if not lines:
                 continue
-            write = partial(files.append_lines, self._file(name), lines)
+            write = partial(files.append_lines, self._file_path(name), lines)
             if self.try_to_write(write):
                 lines.clear()
             del lines[:-_MOST_LINES]
 
     def write_status(self, status: WatchStatus) -> None:
-        self.try_to_write(lambda: status.write(self._file(files.STATUS)))
+        self.try_to_write(lambda: status.write(self._file_path(files.STATUS)))
 
     def try_to_write(self, write: Callable[[], object]) -> bool:
         """Call ``write``; return whether it succeeded.
@@ -109,5 +109,5 @@ class WatchOutput:
             return False
         return True
 
-    def _file(self, name: str) -> Path:
+    def _file_path(self, name: str) -> Path:
         return self.folder / files.rank_file_name(name, self.rank)

@@ -51,13 +51,13 @@ class TraceRequests:
 
     def file_of(self, event: WatchEvent) -> str | None:
         """Return the name of the trace that an earlier line of ``event`` caused."""
-        return self._files.get(_key(event))
+        return self._files.get(_event_key(event))
 
     def consider(self, event: WatchEvent, now_ns: int) -> None:
         """Request a trace after a change of level or a repeated slow step, if the budget allows."""
         is_new_level = event.kind == "level" and not event.withdrawn
         is_repeated = event.kind == "slow step" and event.times > 1
-        was_traced = _key(event) in self._files
+        was_traced = _event_key(event) in self._files
         if was_traced or not (is_new_level or is_repeated):
             return
         is_another_requested = self.steps > 0
@@ -106,9 +106,9 @@ class TraceRequests:
         if cause is None:
             return None
         self._automatic_bytes += tracer.path.stat().st_size
-        self._files[_key(cause)] = tracer.path.name
+        self._files[_event_key(cause)] = tracer.path.name
         return cause
 
 
-def _key(event: WatchEvent) -> _EventKey:
+def _event_key(event: WatchEvent) -> _EventKey:
     return event.kind, event.step, event.at_s

@@ -168,7 +168,7 @@ class WatchWriter:
         self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(
             target=self.guard.run,
-            args=(self._loop,),
+            args=(self._run_loop,),
             name="lm_profiler watch",
             daemon=True,
         )
@@ -205,7 +205,7 @@ class WatchWriter:
         self.ledger.add_until(now_ns, terms.INSTRUMENTS)
         self._write_status(now_ns, has_ended=True)
 
-    def _loop(self) -> None:
+    def _run_loop(self) -> None:
         """Handle what training hands over, until None comes; also check for stalls, requests and slow ranks."""
         while True:
             asleep_since_ns = self.clock()
@@ -233,7 +233,7 @@ class WatchWriter:
         timed = self._reader.read(hand_over.marks)
         first_step = self.run.steps + 1
         self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, hand_over.spans)
-        counters = self._counters(first_step, timed, hand_over)
+        counters = self._counters_of_steps(first_step, timed, hand_over)
         self._move_known_causes(counters)
         events = self._conclude(timed, counters, hand_over, first_traced_step)
         if self.metrics is not None:
@@ -300,7 +300,7 @@ class WatchWriter:
     def _seconds_since_1970(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
 
-    def _counters(
+    def _counters_of_steps(
         self, first_step: int, timed: TimedSteps, hand_over: HandOver
     ) -> list[StepCounters]:
         """Return the counters of the ``timed`` steps, of which ``first_step`` is the first.

@@ -367,7 +367,7 @@ class Watching:
             return _TimedByName(self, terms.CHECKPOINTS)
         is_strategys = action_name.startswith("[Strategy]")
         if is_strategys and action_name.endswith(".on_validation_end"):
-            return _CallsAfterwards(self, span, self._validation_ended)
+            return _CallsAfterwards(self, span, self._book_validation)
         if is_strategys and action_name.endswith(".validation_step"):
             return _CallsAfterwards(self, span, self._note_sign_of_life)
         owner, hook = owner_of(action_name, self.trainer, self.callback)
@@ -381,7 +381,7 @@ class Watching:
     def _note_sign_of_life(self) -> None:
         self.place.alive_ns = self.clock()
 
-    def _validation_ended(self) -> None:
+    def _book_validation(self) -> None:
         """Add the span of the validation that has just ended; it began when the loop left the step."""
         for left_ns, reason in self._timeline.departures:
             if reason == terms.VALIDATION and left_ns > self._last_validation_ns:

@@ -99,7 +99,7 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
     """
     # For an error in a config file, the message begins with the option that names the file.
     message = re.sub(r'^Parser key "\w+": ', "", message)
-    subject = _subject(message, prefix)
+    subject = _option_of_message(message, prefix)
     without_value = _NO_VALUE.search(message)
     if without_value is not None:
         return UsageError(f"{without_value[1]}: expected a value, given none")
@@ -129,7 +129,7 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
     return UsageError(f"{subject}: {_expected_and_given(lines, message)}")
 
 
-def _subject(message: str, prefix: str) -> str:
+def _option_of_message(message: str, prefix: str) -> str:
     """Return the option that a message of jsonargparse is about, in the spelling of the command line."""
     match = _KEY.search(message)
     if match is None:

@@ -62,7 +62,7 @@ def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
         return None
     plan = PlannedMemory(unknown="too large without activations", available=available)
     cli.context.add_launch_facts(planned=plan)
-    cli.context.refuse(line, remedies=(), machine=_machine(cli), model=None)
+    cli.context.refuse(line, remedies=(), machine=_environment_of_run(cli), model=None)
     return f"{line}\n`lm_profiler plan` lists settings that fit; use --check_memory=false to run anyway"
 
 
@@ -78,7 +78,7 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     if available is None or fits(rehearsed, available) is not False:
         return None
 
-    fitting, smaller = _remedies(cli, available)
+    fitting, smaller = _fitting_and_smaller_settings(cli, available)
     options: list[str] = []
     if fitting:
         options.append(f"would fit: {' or '.join(fitting)}")
@@ -89,7 +89,9 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
         "use --check_memory=false to run anyway",
     ]
     refusal = f"{_reason_text(rehearsed, available)}\n{'; '.join(options)}"
-    cli.context.refuse(refusal, tuple(fitting), _machine(cli), rehearsed.model)
+    cli.context.refuse(
+        refusal, tuple(fitting), _environment_of_run(cli), rehearsed.model
+    )
     return refusal
 
 
@@ -133,7 +135,7 @@ def _write_timeline(cli: ProfilerCLI, planned: Planned) -> None:
     guard.run(write_timeline, planned.timeline, folder)
 
 
-def _machine(cli: ProfilerCLI) -> Environment:
+def _environment_of_run(cli: ProfilerCLI) -> Environment:
     return environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
 
 
@@ -165,7 +167,9 @@ def _reason_text(planned: Planned, available: int) -> str:
     return f"not enough memory: needs {bytes_text(needed)} ({scope}: {', '.join(parts)}), {bytes_text(available)} free"
 
 
-def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[list[str], list[str]]:
+def _fitting_and_smaller_settings(
+    cli: ProfilerCLI, limit_bytes: int
+) -> tuple[list[str], list[str]]:
     """Return the settings that make the run fit, each by itself, and a few that need less but may not fit."""
     planned = _rehearse(cli, "batch", limit_bytes)
     if isinstance(planned, Unplanned):

@@ -91,7 +91,7 @@ _PHASES_OF_BATCHES = {"forward", "backward"}
 _UNIT = 64  # tokens: the largest context is a multiple of this number if the run's own context is
 
 
-def _sizes(
+def _search_sizes(
     maximized: str,
     device_bytes: int,
     own_size: Callable[[], int | None],
@@ -131,7 +131,7 @@ def rehearse(
     module may raise any exception, for example because it reads values of fake tensors.
     """
     world = FakeWorld(gpu)
-    trainer = _trainer(cli, world)
+    trainer = _rehearsal_trainer(cli, world)
     cli.trainer = trainer
     data = cli.build("data")
     cli.datamodule = data
@@ -157,7 +157,7 @@ def rehearse(
     largest: list[int] = []
     rehearsal = RehearsedSizes(
         world=world,
-        sizes=_sizes(maximized, device_bytes, own_size, largest),
+        sizes=_search_sizes(maximized, device_bytes, own_size, largest),
         has_equal_steps=isinstance(model, (LanguageModel, AttentionAlone)),
         enough_s=enough_s,
     )
@@ -177,7 +177,7 @@ def rehearse(
             cli, step.work, bytes_are_unknown=gpu is not None or is_compiled
         ),
         float32=float32_matmul_precision(),
-        settings=_settings(cli),
+        settings=_settings_of_run(cli),
         model=facts.model_copy(
             update={"precision": precision, "compiled": is_compiled}
         ),
@@ -275,7 +275,7 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
     )
 
 
-def _settings(cli: ProfilerCLI) -> dict[str, Any]:
+def _settings_of_run(cli: ProfilerCLI) -> dict[str, Any]:
     """Return the options of the run that a plan shows, without options of a user's module."""
     is_our_model = isinstance(cli.model, (LanguageModel, AttentionAlone))
     settings: dict[str, Any] = {}
@@ -355,7 +355,7 @@ def _plan_or_reason(
             return Unplanned(reason_of(error))
 
 
-def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
+def _rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     """Return a Trainer with the user's options that affect a step on one device."""
     options = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**options, "accelerator": "auto"}, cli.verb)
@@ -383,7 +383,10 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
             max_steps=max_steps,
             logger=False if options["logger"] is False else SilentLogger(),
             limit_val_batches=0 if cli.verb == "fit" else None,
-            callbacks=[BeforeSteps(callback, world) for callback in _callbacks(cli)],
+            callbacks=[
+                BeforeSteps(callback, world)
+                for callback in _callbacks_of_rehearsal(cli)
+            ],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -393,7 +396,7 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
         raise trainer_error(error, options) from error
 
 
-def _callbacks(cli: ProfilerCLI) -> list[Callback]:
+def _callbacks_of_rehearsal(cli: ProfilerCLI) -> list[Callback]:
     """Return the user's callbacks, and those of Lightning that freeze layers; others do not change the module."""
     callbacks = _instantiate(cli, "callbacks") or []
     if not isinstance(callbacks, list):

@@ -137,7 +137,7 @@ class ProfilerCLI(OptionsCLI):
         except (*OPTION_ERRORS, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "SLURM" not in str(error):
                 raise  # Lightning raises RuntimeError for wrong SLURM variables; others come from the user's code.
-            raise trainer_error(_cause(error), options) from error
+            raise trainer_error(_cause_of(error), options) from error
         self.trainer = trainer
         skip_teardown(trainer)
         if trainer.is_global_zero:
@@ -258,7 +258,7 @@ class ProfilerCLI(OptionsCLI):
         try:
             return self._get(self._instantiate([key]), key)
         except OPTION_ERRORS as error:
-            cause = _cause(error)
+            cause = _cause_of(error)
             if isinstance(cause, UsageError):
                 raise UsageError(f"{key}.{cause}") from None
             raise cause from cause.__cause__
@@ -320,7 +320,7 @@ def _parse_again(arguments: Sequence[str]) -> ProfilerCLI:
         return ProfilerCLI(Call(arguments))
 
 
-def _cause(error: Exception) -> Exception:
+def _cause_of(error: Exception) -> Exception:
     """Return the exception that a class raised; the parser raises its own exception from it."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 

@@ -315,7 +315,7 @@ def _import_class(path: str, key: str) -> type | None:
         if is_no_module:
             return None
         raise UsageError(
-            f"{key}: the module of {path!r} cannot be imported\n{_place(error)}: {error_text(error)}"
+            f"{key}: the module of {path!r} cannot be imported\n{_place_of_failure(error)}: {error_text(error)}"
         ) from error
     is_right_class = isinstance(named_class, type) and issubclass(
         named_class, _BASES[key]
@@ -323,7 +323,7 @@ def _import_class(path: str, key: str) -> type | None:
     return named_class if is_right_class else None
 
 
-def _place(error: BaseException) -> str:
+def _place_of_failure(error: BaseException) -> str:
     """Return the file and line at which the user's own code failed."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"

@@ -71,7 +71,7 @@ class Account:
         if searcher is not None:
             results = _search_results(searcher)
             elapsed_s += searcher.spent_s
-            tried += [_tried(comparison) for comparison in searcher.tried]
+            tried += [_tried_row(comparison) for comparison in searcher.tried]
         for candidate in self.refused:
             tried.append(
                 Tried(
@@ -106,7 +106,7 @@ def _search_results(searcher: Searcher) -> dict[str, Any]:
     if searcher.first_run is not None:
         results["first_s"] = searcher.first_run.step_s
     if searcher.final is not None:
-        results["final"] = _final(searcher.final)
+        results["final"] = _final_comparison(searcher.final)
     return results
 
 
@@ -115,7 +115,7 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
     return {**vars(candidate), "options": dict(candidate.options)}
 
 
-def _tried(comparison: PairedComparison) -> Tried:
+def _tried_row(comparison: PairedComparison) -> Tried:
     """Return the record's row of a change that was compared."""
     saved_s, low_s, high_s = comparison.saved_s or (None, None, None)
     return Tried(
@@ -128,14 +128,14 @@ def _tried(comparison: PairedComparison) -> Tried:
         high_s=high_s,
         a_bytes=_median_peak_bytes(comparison.runs_a),
         b_bytes=_median_peak_bytes(comparison.runs_b),
-        numerics=_numerics(comparison.numerics),
+        numerics=_numerics_row(comparison.numerics),
         verdict=comparison.verdict,
         accepted=comparison.accepted,
         why=comparison.reason,
     )
 
 
-def _numerics(check: NumericsCheck | None) -> Numerics | None:
+def _numerics_row(check: NumericsCheck | None) -> Numerics | None:
     """Return the record's row of a check of the numbers; an infinite error becomes None."""
     if check is None:
         return None
@@ -152,7 +152,7 @@ def _finite_or_none(error: float | None) -> float | None:
     return error
 
 
-def _final(comparison: PairedComparison) -> Final | None:
+def _final_comparison(comparison: PairedComparison) -> Final | None:
     """Return the comparison of the first and the final setting; None if too few of its runs succeeded."""
     interval = comparison.interval
     if interval is None or comparison.a_s is None or comparison.b_s is None:

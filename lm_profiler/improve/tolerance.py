@@ -83,7 +83,7 @@ def check_numbers(
         is_tolerated = False
         remarks.append("--global_batch free allows it")
     else:
-        limits = _limits(
+        limits = _tolerance_limits(
             loss_error, chance, gradient_error, has_same_batches, may_change
         )
         training_differences = []
@@ -103,7 +103,7 @@ def check_numbers(
     )
 
 
-def _limits(
+def _tolerance_limits(
     loss_error: float | None,
     chance: float,
     gradient_error: float | None,

@@ -171,7 +171,7 @@ def check_attention(
         torch.randn(shape, generator=generator).to(dtype) for _ in range(4)
     ]
     qkv_float64 = [tensor.double() for tensor in qkv]
-    truths = _results(
+    truths = _attention_results(
         attention_function("math", is_causal), qkv_float64, upstream.double(), backward
     )
     function = attention_function(name, is_causal, options)
@@ -197,10 +197,10 @@ def check_attention(
         tolerance = _TF32_TOLERANCE
     q, k, v = qkv_float64
     values_of_opposite_mask = sdpa(q, k, v, not is_causal)
-    if _difference(results["values"], values_of_opposite_mask, tolerance) is None:
+    if _difference_text(results["values"], values_of_opposite_mask, tolerance) is None:
         raise UsageError(_opposite_mask_text(name, is_causal))
     for subject, numbers in results.items():
-        difference = _difference(numbers, truths[subject], tolerance)
+        difference = _difference_text(numbers, truths[subject], tolerance)
         if difference is not None:
             dtype_name = str(dtype).removeprefix("torch.")
             expected = f"{subject} of {name} in {dtype_name} within {tolerance:g} of the largest number"
@@ -221,13 +221,13 @@ def _timed_results(
 ) -> tuple[dict[str, Tensor], float]:
     """Return the results of ``function`` on the host, by name, and the seconds until they were there."""
     began_s = perf_counter()
-    results_on_device = _results(function, qkv, upstream, backward)
+    results_on_device = _attention_results(function, qkv, upstream, backward)
     results = {name: tensor.cpu() for name, tensor in results_on_device.items()}
     elapsed_s = perf_counter() - began_s
     return results, elapsed_s
 
 
-def _results(
+def _attention_results(
     function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool
 ) -> dict[str, Tensor]:
     """Return the attended values and, with ``backward``, the gradients of q, k and v, by name.
@@ -268,7 +268,7 @@ def _check_form(values: Any, like: Tensor) -> None:
     expect(has_form, "attention", expected, form)
 
 
-def _difference(numbers: Tensor, truth: Tensor, tolerance: float) -> str | None:
+def _difference_text(numbers: Tensor, truth: Tensor, tolerance: float) -> str | None:
     """Return a text on the largest error, if one exceeds ``tolerance`` times the largest true number; else None."""
     largest = float(truth.abs().max())
     try:

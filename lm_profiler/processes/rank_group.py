@@ -51,7 +51,7 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
                     continue
                 rank = ranks_by_link.pop(ready_link)
                 if kind != "done":
-                    raise RankFailed(_cause(rank, message, processes))
+                    raise RankFailed(_failure_text(rank, message, processes))
     finally:
         for process in processes:
             process.kill()
@@ -68,7 +68,7 @@ def _receive(link: Any) -> tuple[str, Any]:
     return kind, message
 
 
-def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
+def _failure_text(rank: int, message: str | None, processes: Sequence[Any]) -> str:
     """Return how ``rank`` failed, or which rank died and so made ``rank`` fail."""
     sentinels = [process.sentinel for process in processes]
     # A rank that fails or finishes sends a message and waits to be killed. So a process that has ended was a rank that

@@ -179,7 +179,7 @@ def read_part(path: Path, form: type[P], description: str) -> P:
         raise
     except ValueError as error:
         raise RecordError(
-            f"{path}: not {description} of version {SCHEMA_VERSION}: {_problem(error)}"
+            f"{path}: not {description} of version {SCHEMA_VERSION}: {_problem_text(error)}"
         ) from None
 
 
@@ -195,7 +195,7 @@ def none_if_unreadable(
         return None
 
 
-def _problem(error: ValueError) -> str:
+def _problem_text(error: ValueError) -> str:
     """Return a text with the first invalid field, and the reason."""
     if not isinstance(error, ValidationError):  # not JSON, or wrong figures
         return f"file: {error}"

@@ -124,7 +124,7 @@ def _mean_time(clock_name: str, part: str) -> Figure:
     )
 
 
-def _spread(clock_name: str, part: str, name: str) -> Figure:
+def _spread_figure(clock_name: str, part: str, name: str) -> Figure:
     """Return the figure of the statistic ``name`` (``median``, ``std``, …) of the times of ``part`` on a clock."""
     clock = _CLOCKS[clock_name]
     statistic = _STATISTICS[name]
@@ -384,7 +384,7 @@ def _all_figures() -> Iterator[Figure]:
     for clock_name in _CLOCKS:
         for part in TIMES:
             for name in _STATISTICS:
-                yield _spread(clock_name, part, name)
+                yield _spread_figure(clock_name, part, name)
 
 
 def _groups() -> dict[str, tuple[Figure, ...]]:
@@ -548,13 +548,13 @@ def overview() -> dict[str, list[Figure]]:
     for title, figures in GROUPS.items():
         families: dict[str, Figure] = {}
         for figure in figures:
-            family = _family(figure)
+            family = _figure_of_family(figure)
             families[family.name] = family
         families_by_group[title] = list(families.values())
     return families_by_group
 
 
-def _family(figure: Figure) -> Figure:
+def _figure_of_family(figure: Figure) -> Figure:
     """Return ``figure`` with ``PART`` or ``MOMENT`` for the word that distinguishes it from others of its family."""
     if figure.member is None:
         return figure

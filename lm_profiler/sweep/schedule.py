@@ -215,7 +215,7 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
     cell_folder = folder / cell.id
     run = cell_folder / "version_0"  # the cell's folder was empty when it began
     record = none_if_unreadable(read_run, run)
-    status, reason = _status(record, process_end, cell_folder / OUTPUT_FILE)
+    status, reason = _status_and_reason(record, process_end, cell_folder / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,
         status=status,
@@ -235,7 +235,7 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
     return outcome
 
 
-def _status(
+def _status_and_reason(
     record: RunRecord | None, process_end: ProcessEnd, output: Path
 ) -> tuple[CellStatus, str | None]:
     """Return status and reason: from the run's record, else from what stopped the process, else from its output."""

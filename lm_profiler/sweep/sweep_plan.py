@@ -196,7 +196,7 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
     ``texts`` has the text of each config file by its path. Cells read copies of these files in the sweep's folder, so
     that all have the same config even if a file changes. A dry run makes no copies, and its cells name the files.
     """
-    points = _points(request)
+    points = _options_of_cells(request)
     copy_names: dict[str, str] = {}
     if not request.dry_run:
         copy_names = _copy_names(request.configs)
@@ -207,7 +207,7 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
     for point, point_name in zip(points, _point_names(points), strict=True):
         for repeat in range(request.repeats):
             cell_id = _cell_id(point_name, repeat, request.repeats)
-            arguments = _arguments(request, point, copies, cell_id)
+            arguments = _arguments_of_cell(request, point, copies, cell_id)
             cells.append(
                 Cell(id=cell_id, overrides=point, repeat=repeat, arguments=arguments)
             )
@@ -256,7 +256,7 @@ def made_plan(
     )
 
 
-def _points(request: SweepRequest) -> list[dict[str, str]]:
+def _options_of_cells(request: SweepRequest) -> list[dict[str, str]]:
     """Return the options of each cell; raise UsageError if there are too many cells, or two equal ones."""
     entries = request.list or [{}]
     grid_points = math.prod(len(values) for values in request.grid.values())
@@ -310,7 +310,7 @@ def shell_line(cell: Cell) -> str:
     return command_line(cell.arguments).replace("\n", "'$'\\n''")
 
 
-def _arguments(
+def _arguments_of_cell(
     request: SweepRequest,
     point: Mapping[str, str],
     copies: Mapping[str, str],

@@ -34,9 +34,9 @@ class MuonWithAdamW(Optimizer):
         )
         groups = [*self.muon.param_groups, *self.adamw.param_groups]
         super().__init__(groups, defaults={"lr": lr, "weight_decay": weight_decay})
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
+    def _share_state(self) -> None:
         """Make both optimizers use the groups and state of this optimizer, which schedulers and checkpoints change."""
         self.muon.param_groups = self.param_groups[:1]
         self.adamw.param_groups = self.param_groups[1:]
@@ -56,7 +56,7 @@ class MuonWithAdamW(Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        self._share()
+        self._share_state()
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -96,12 +96,12 @@ def check_optimizer(name: str) -> None:
         return
     try:
         optimizer = chosen_class(_parameters(), **options)
-        updates = _updates(optimizer)
+        updates = _parameter_updates(optimizer)
     except Exception as error:  # a user's class may raise anything
         raise UsageError(
             f"optimizer: {name} cannot step: {type(error).__name__}: {error}"
         ) from error
-    reference = _reference(chosen_class)
+    reference = _reference_class(chosen_class)
     if reference is None:
         expect(
             all(map(_is_finite_move, updates)),
@@ -111,7 +111,7 @@ def check_optimizer(name: str) -> None:
         )
         return
     shared_options = _shared_options(optimizer.defaults, reference)
-    truths = _updates(reference(_parameters(), **shared_options))
+    truths = _parameter_updates(reference(_parameters(), **shared_options))
     error_share = _largest_error(updates, truths)
     if error_share > _TOLERANCE:
         raise UsageError(
@@ -144,7 +144,7 @@ def _parameters() -> list[nn.Parameter]:
     ]
 
 
-def _updates(optimizer: Optimizer) -> list[Tensor]:
+def _parameter_updates(optimizer: Optimizer) -> list[Tensor]:
     """Take ``_STEPS`` steps with random gradients, and return by how much each parameter changed."""
     parameters: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -163,7 +163,7 @@ def _updates(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
-def _reference(chosen_class: type[Optimizer]) -> type[Optimizer] | None:
+def _reference_class(chosen_class: type[Optimizer]) -> type[Optimizer] | None:
     """Return the class of torch whose name is in that of ``chosen_class``; None if there is none."""
     lower_name = chosen_class.__name__.lower()
     for reference in _REFERENCES:

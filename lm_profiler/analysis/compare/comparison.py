@@ -199,10 +199,12 @@ def compare(
         step=step,
         forward_backward=forward_backward,
         phases=_largest_first(phases),
-        ranks=_ranks(side_a, side_b),
-        tokens=_tokens(side_a, side_b, step),
-        useful_tokens=_tokens(side_a, side_b, step, "useful_tokens_per_step"),
-        memory=_memory(side_a, side_b),
+        ranks=_rank_changes(side_a, side_b),
+        tokens=_token_rate_change(side_a, side_b, step),
+        useful_tokens=_token_rate_change(
+            side_a, side_b, step, "useful_tokens_per_step"
+        ),
+        memory=_memory_changes(side_a, side_b),
         detectable=detectable,
         notes=notes,
         work=work,
@@ -316,7 +318,9 @@ class SidePair:
 
     def part_change(self, part: str, confidence: float) -> PartChange:
         """Return the change of ``part`` from A to B, with its verdict."""
-        row = self._row(part, self.a.means(part), self.b.means(part), confidence)
+        row = self._time_change(
+            part, self.a.means(part), self.b.means(part), confidence
+        )
         if self.a.occurs(part) and not self.b.occurs(part):
             return replace(row, verdict="ONLY A")
         if self.b.occurs(part) and not self.a.occurs(part):
@@ -335,7 +339,7 @@ class SidePair:
         names = [WITHOUT_CPU_WAITS]
         # With one thread, CPU time shows nothing more. And it cannot be compared if the sides divide their work among
         # different numbers of threads or workers.
-        has_several_threads = _threads(self.a.runs[0]) != 1
+        has_several_threads = _thread_count(self.a.runs[0]) != 1
         if has_several_threads and _same_parallelism(self.a.runs[0], self.b.runs[0]):
             names.append(CPU_TIME)
         confidence_of_each = 1.0 - (1.0 - confidence) / len(names)
@@ -344,7 +348,9 @@ class SidePair:
             means_a, means_b = self.a.figures(name), self.b.figures(name)
             if means_a is not None and means_b is not None:
                 bias = math.hypot(self.load_bias, self.bias_of_waits)
-                rows.append(self._row(name, means_a, means_b, confidence_of_each, bias))
+                rows.append(
+                    self._time_change(name, means_a, means_b, confidence_of_each, bias)
+                )
         return rows
 
     def work_phases(self) -> list[PartChange]:
@@ -360,10 +366,10 @@ class SidePair:
             )
             a_s = typical_value(seconds_a)
             b_s = typical_value(seconds_b)
-            rows.append(_changed(phase, self.a, a_s, b_s, interval))
+            rows.append(_change_of_part(phase, self.a, a_s, b_s, interval))
         return _largest_first(rows)
 
-    def _row(
+    def _time_change(
         self,
         name: str,
         a: Sequence[Interval],
@@ -388,10 +394,10 @@ class SidePair:
             interval = repeats_interval(means_a, means_b, confidence, bias)
         a_s = typical_value(means_a)
         b_s = typical_value(means_b)
-        return _changed(name, self.a, a_s, b_s, interval, self.same_within)
+        return _change_of_part(name, self.a, a_s, b_s, interval, self.same_within)
 
 
-def _changed(
+def _change_of_part(
     name: str,
     a: Side,
     a_s: float,
@@ -426,33 +432,33 @@ def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
 
 def _same_parallelism(a: Run, b: Run) -> bool:
     """Return whether both runs use the same numbers of threads and workers."""
-    return _threads(a) == _threads(b) and _workers(a) == _workers(b)
+    return _thread_count(a) == _thread_count(b) and _worker_count(a) == _worker_count(b)
 
 
-def _threads(run: Run) -> int | None:
+def _thread_count(run: Run) -> int | None:
     environment = run.record.environment
     return None if environment is None else environment.threads
 
 
-def _workers(run: Run) -> int | None:
+def _worker_count(run: Run) -> int | None:
     loader = run.record.loader
     return None if loader is None else loader.workers
 
 
 def _flops_ratio(a: Side, b: Side) -> float | None:
     """Return the FLOPs of B's step over those of A's; None if either is unknown."""
-    flops_a, flops_b = _flops(a), _flops(b)
+    flops_a, flops_b = _flops_of_step(a), _flops_of_step(b)
     if not flops_a or not flops_b:
         return None
     return flops_b / flops_a
 
 
-def _flops(side: Side) -> int | None:
+def _flops_of_step(side: Side) -> int | None:
     use = side.runs[0].record.utilisation
     return None if use is None else use.flops.all
 
 
-def _ranks(a: Side, b: Side) -> list[PartChange]:
+def _rank_changes(a: Side, b: Side) -> list[PartChange]:
     """Return the changes of own work and of waiting; they have intervals only if a side has several runs."""
     changes = []
     for name in ("own_work_s", "waiting_s"):
@@ -463,11 +469,11 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
         interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
         a_s = typical_value(seconds_a)
         b_s = typical_value(seconds_b)
-        changes.append(_changed(name, a, a_s, b_s, interval))
+        changes.append(_change_of_part(name, a, a_s, b_s, interval))
     return changes
 
 
-def _tokens(
+def _token_rate_change(
     a: Side, b: Side, step: PartChange, name: str = "tokens_per_step"
 ) -> RateChange | None:
     """Return the change of the tokens per second; the figure ``name`` counts the tokens per step."""
@@ -521,7 +527,7 @@ _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
 }  # fmt: skip
 
 
-def _memory(a: Side, b: Side) -> list[MemoryChange]:
+def _memory_changes(a: Side, b: Side) -> list[MemoryChange]:
     """Return the changes of the memory peaks that all runs have measured."""
     changes = []
     for reading, quantity in MEMORY.items():

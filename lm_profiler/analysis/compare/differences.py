@@ -31,9 +31,9 @@ def incomparable_facts(a: RunRecord, b: RunRecord) -> list[Difference]:
 
     Precision, compilation, attention, optimizer or versions are no such reason: they are what users compare.
     """
-    work_b = _work(b)
+    work_b = _facts_of_work(b)
     differences = []
-    for name, value_a in _work(a).items():
+    for name, value_a in _facts_of_work(a).items():
         value_b = work_b[name]
         if value_a is None or value_b is None:
             continue
@@ -67,7 +67,7 @@ def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
     return differences
 
 
-def _work(run: RunRecord) -> dict[str, Any]:
+def _facts_of_work(run: RunRecord) -> dict[str, Any]:
     """Return the facts that must be equal for two runs to do the same work."""
     environment = run.environment
     model = run.model

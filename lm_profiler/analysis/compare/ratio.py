@@ -120,7 +120,7 @@ def repeats_interval(
     logs_a = np.log(values_a)
     logs_b = np.log(values_b)
     freedom = logs_a.size + logs_b.size - 2
-    variance = (_squares(logs_a) + _squares(logs_b)) / freedom
+    variance = (_sum_of_squares(logs_a) + _sum_of_squares(logs_b)) / freedom
     variance_of_difference = variance * (1.0 / logs_a.size + 1.0 / logs_b.size)
     standard_error = math.sqrt(variance_of_difference)
     half_by_chance = student_quantile(freedom, confidence) * standard_error
@@ -130,7 +130,7 @@ def repeats_interval(
     return _interval_around(ratio, half_width, confidence)
 
 
-def _squares(logs: Series) -> float:
+def _sum_of_squares(logs: Series) -> float:
     """Return the sum of squares about the mean."""
     return float(((logs - logs.mean()) ** 2).sum())
 

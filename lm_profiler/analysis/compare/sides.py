@@ -315,7 +315,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             continue
         run = _run_of(entry, entry.record, steps)
         runs.append(run)
-        for doubt in _doubts(entry, run):
+        for doubt in _doubt_phrases(entry, run):
             doubts.append((entry.folder, doubt))
     if not runs:
         if not unusable:
@@ -323,7 +323,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         folder, reason = unusable[0]
         raise UsageError(f"{label}: {folder}: {reason}")
     statements = [(folder, f"is left out: {reason}") for folder, reason in unusable]
-    grouped_notes = _grouped([*statements, *doubts], len(entries))
+    grouped_notes = _merged_notes([*statements, *doubts], len(entries))
     notes = [f"{label}: {note}" for note in grouped_notes]
     differences: list[str] = []
     for run in runs[1:]:
@@ -351,7 +351,7 @@ def _end_text(entry: Entry) -> str:
     return f"{entry.status}, {_short_reason(entry)}"
 
 
-def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
+def _merged_notes(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
     """Return one note for each kind of statement about runs; it names the first run, and the number of the others."""
     by_kind: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in statements:
@@ -377,7 +377,7 @@ def _measured_steps(entry: Entry) -> list[StepRow]:
     return [row for row in steps if row.seconds is not None]
 
 
-def _doubts(entry: Entry, run: Run) -> list[str]:
+def _doubt_phrases(entry: Entry, run: Run) -> list[str]:
     """Return what lowers the trust in a run, as phrases that follow its name."""
     record = run.record
     doubts = []
@@ -386,7 +386,7 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
         doubts.append(f"{end}; the steps measured until then are used")
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.steadiness.words) or "too short to call steady"
-        doubts.append(f"was {words}{_course(run)}")
+        doubts.append(f"was {words}{_levels_text(run)}")
     steps = len(run.steps)
     if run.model.cut >= _MUCH_WARM_UP * steps:
         cut_steps = f"the first {run.model.cut} of {steps}"
@@ -394,14 +394,16 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
     doubts += [f"was disturbed: {line}" for line in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.saves_s is not None:
         share = f"{record.ranks.waiting_share:.0%} of a step"
-        doubts.append(f"has ranks that wait {share} for {_waited_for(record.ranks)}")
+        doubts.append(
+            f"has ranks that wait {share} for {_slow_ranks_text(record.ranks)}"
+        )
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         reasons = ", ".join(record.telemetry.throttle_reasons)
         doubts.append(f"ran on a throttled GPU ({reasons})")
     return doubts
 
 
-def _course(run: Run) -> str:
+def _levels_text(run: Run) -> str:
     """Return the levels of a run in words; empty if it has only one."""
     model = run.model
     if len(model.levels) < 2:
@@ -412,7 +414,7 @@ def _course(run: Run) -> str:
     return f" (a step took {', '.join(texts)}; the mean over all steps is compared)"
 
 
-def _waited_for(ranks: Ranks) -> str:
+def _slow_ranks_text(ranks: Ranks) -> str:
     """Return whom the other ranks wait for, as a text."""
     finding = ranks.finding
     if finding.rank is not None:

@@ -47,7 +47,7 @@ class _Sizes:
 
 def conventions(record: RunRecord) -> list[Convention]:
     """Return all conventions, ours first; none if FLOPs or tokens of the run are unknown."""
-    sizes = _sizes(record)
+    sizes = _sizes_of_run(record)
     if sizes is None:
         return []
     return [
@@ -59,14 +59,14 @@ def conventions(record: RunRecord) -> list[Convention]:
             "lm_profiler",
             sizes.dispatched_flops / sizes.tokens,
         ),
-        _palm(record, sizes),
-        _megatron(record, sizes),
-        _hugging_face(record, sizes),
-        _torchtitan(record, sizes),
+        _palm_convention(record, sizes),
+        _megatron_convention(record, sizes),
+        _hugging_face_convention(record, sizes),
+        _torchtitan_convention(record, sizes),
     ]
 
 
-def _sizes(record: RunRecord) -> _Sizes | None:
+def _sizes_of_run(record: RunRecord) -> _Sizes | None:
     """Return what the conventions count with, from the record; None if FLOPs or tokens of a step are unknown."""
     use = record.utilisation
     rate = record.throughput
@@ -103,7 +103,7 @@ def _sizes(record: RunRecord) -> _Sizes | None:
     )
 
 
-def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
+def _palm_convention(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as the PaLM paper counts them."""
     flops_per_token = None
     if sizes.parameters is not None and sizes.attention_per_token is not None:
@@ -119,7 +119,7 @@ def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
     )
 
 
-def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
+def _megatron_convention(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as Megatron-LM's paper counts them."""
     layers, width, vocabulary = sizes.layers, sizes.width, sizes.vocabulary
     flops_per_token = None
@@ -142,7 +142,7 @@ def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
     )
 
 
-def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
+def _hugging_face_convention(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as transformers counts them."""
     flops_per_token = None
     if sizes.without_embedding is not None:
@@ -158,7 +158,7 @@ def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
     )
 
 
-def _torchtitan(record: RunRecord, sizes: _Sizes) -> Convention:
+def _torchtitan_convention(record: RunRecord, sizes: _Sizes) -> Convention:
     """Return the FLOPs of a token, and the MFU, as torchtitan counts them."""
     flops_per_token = None
     if sizes.in_products is not None and sizes.attention_per_token is not None:

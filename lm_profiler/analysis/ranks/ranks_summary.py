@@ -108,8 +108,8 @@ def ranks_of(
         hosts=ranks_of_host,
         steps=len(judged_steps),
         step_s=step_s,
-        own=_spreads(own_s, numbers),
-        waiting=_spreads(waiting_s, numbers),
+        own=_spreads_over_ranks(own_s, numbers),
+        waiting=_spreads_over_ranks(waiting_s, numbers),
         waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
         by_rank=times_of_ranks,
         columns=judged_steps[-_COLUMNS:].tolist(),
@@ -200,7 +200,9 @@ def _by_part(seconds: Seconds) -> dict[str, float]:
     return means_s
 
 
-def _spreads(seconds: Seconds, numbers: Sequence[int]) -> dict[str, RankSpread]:
+def _spreads_over_ranks(
+    seconds: Seconds, numbers: Sequence[int]
+) -> dict[str, RankSpread]:
     """Return the spread over ranks of the mean of each part with any time, from [rank, step, part]."""
     spreads = {}
     for part, rank_means_s in zip(PARTS, seconds.mean(axis=1).T, strict=True):

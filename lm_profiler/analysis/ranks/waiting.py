@@ -226,7 +226,7 @@ def work_of(
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
     marks, parts = _places_of_calls(calls, tracks)
-    waits_ns, all_ranks_wait = _waits(calls, tracks, marks, parts, overlap)
+    waits_ns, all_ranks_wait = _waits_by_rank(calls, tracks, marks, parts, overlap)
     slices = _cut_into_slices(tracks, steps, calls.came_ns[all_ranks_wait])
 
     # each by rank
@@ -387,7 +387,7 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
     return Calls([names[key] for key in complete_keys], came_ns, members, measured_ns)
 
 
-def _waits(
+def _waits_by_rank(
     calls: Calls,
     tracks: Sequence[Track],
     marks: NDArray[np.int64],

@@ -402,7 +402,7 @@ def shorter_context(
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def _place(finding: Finding) -> str:
+def _place_text(finding: Finding) -> str:
     """Return ``Model.forward (model.py:12)``; empty if the finding names no owner."""
     return f"{finding.owner or ''} {_line_of(finding)}".strip()
 
@@ -472,7 +472,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         if wanted_workers > cores:
             waits = f" (more than the {count_text(int(cores), 'core')}, because workers mostly wait)"
         costliest = (
-            f": {_place(finding)} takes most of that time" if finding.file else ""
+            f": {_place_text(finding)} takes most of that time" if finding.file else ""
         )
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
@@ -485,7 +485,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         reason = f"there are already as many workers ({workers}) as available CPU cores"
     else:
         reason = f"more than {count_text(workers, 'worker')} would not help"
-    place = _place(finding) or "the loader"
+    place = _place_text(finding) or "the loader"
     return f"Make {place} faster, or {prepare}: {reason}."
 
 
@@ -541,7 +541,7 @@ def _costliest_part(finding: Finding) -> str:
     """Return the end of a sentence that names the line with most of the time; empty if it is unknown."""
     if not finding.file:
         return ""
-    return f": most of the time is spent in {_place(finding)}"
+    return f": most of the time is spent in {_place_text(finding)}"
 
 
 def _epoch_text(finding: Finding, settings: Settings) -> str:
@@ -549,7 +549,7 @@ def _epoch_text(finding: Finding, settings: Settings) -> str:
     if not finding.file:
         return "Make epochs longer: each epoch boundary takes time."
     return (
-        f"Do less work between epochs in {_place(finding)}: most of the time from the last batch of an epoch to the "
+        f"Do less work between epochs in {_place_text(finding)}: most of the time from the last batch of an epoch to the "
         "first one of the next is spent there. Longer epochs help if that work does not grow with them."
     )
 
@@ -563,7 +563,7 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about an action, or a gap between phases, with the function that takes most of its time."""
     if finding.phase == "optimizer":
         return (
-            f"Make {_place(finding)} faster, for example with foreach operators: "
+            f"Make {_place_text(finding)} faster, for example with foreach operators: "
             "most of the optimizer's time is spent there."
         )
     if finding.facts.get("untrained"):
@@ -586,12 +586,12 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
 def _logging_text(finding: Finding, settings: Settings) -> str:
     is_of_logger = (finding.owner or "").endswith(("Logger.log_metrics", "Logger.save"))
     if is_of_logger:
-        return f"Log less often (log_every_n_steps): {_place(finding)} takes most of that time."
-    return f"Log less often in {_place(finding)}, for example only `if batch_idx % 50 == 0`."
+        return f"Log less often (log_every_n_steps): {_place_text(finding)} takes most of that time."
+    return f"Log less often in {_place_text(finding)}, for example only `if batch_idx % 50 == 0`."
 
 
 def _plain_logging_text(finding: Finding, settings: Settings) -> str:
-    return f"Log less often in {_place(finding)}, for example only `if step % 50 == 0`."
+    return f"Log less often in {_place_text(finding)}, for example only `if step % 50 == 0`."
 
 
 def _odd_steps_text(finding: Finding, settings: Settings) -> str:
@@ -610,12 +610,12 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
 def _sleep_text(finding: Finding, settings: Settings) -> str:
     if not finding.owner:
         return f"Find out what {finding.phase} waits for without computing: sleep, I/O or a lock."
-    return f"Remove the wait from {finding.phase}: {_place(finding)} waits in {finding.what} without computing."
+    return f"Remove the wait from {finding.phase}: {_place_text(finding)} waits in {finding.what} without computing."
 
 
 def _python_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a line of Python that takes much time."""
-    place = _place(finding)
+    place = _place_text(finding)
     if finding.what == "torch":
         calls = finding.facts.get("calls", 0.0)
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
@@ -641,7 +641,7 @@ def _pattern_text(
     period = int(finding.facts.get("every", 0.0))
     if finding.file:
         return (
-            f"Do the work of {_place(finding)} less often, or make it faster: {finding.phase} takes longer every "
+            f"Do the work of {_place_text(finding)} less often, or make it faster: {finding.phase} takes longer every "
             f"{period} steps, and most of that time is spent there."
         )
     sentence = f"Find out why {finding.phase} takes longer every {period} steps"
@@ -747,7 +747,7 @@ def _broadcast_text(finding: Finding, settings: Settings) -> str:
     """
     table = finding.what
     if finding.file:
-        table = f"{_place(finding)} broadcasts small tensors to a far larger one"
+        table = f"{_place_text(finding)} broadcasts small tensors to a far larger one"
     return (
         f"Check the shapes: {table}. If you need all pairs, torch.cdist or a matrix product avoids this large tensor; "
         "if not, an input has a dimension too few or too many (unsqueeze or squeeze it)."
@@ -758,10 +758,10 @@ def _unused_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about results, or gradients, that nothing reads."""
     if finding.phase == "backward":
         return (
-            f"Avoid the unused gradients of {_code(finding)}: set requires_grad_(False), call it under "
+            f"Avoid the unused gradients of {_line_or_operator(finding)}: set requires_grad_(False), call it under "
             "torch.no_grad(), or detach its input."
         )
-    return f"Remove the computation in {_code(finding)}: nothing uses its result."
+    return f"Remove the computation in {_line_or_operator(finding)}: nothing uses its result."
 
 
 def _groups_text(finding: Finding, settings: Settings) -> str:
@@ -784,7 +784,7 @@ def _on_operators(template: str) -> Sentence:
 
     def sentence(finding: Finding, settings: Settings) -> str:
         return template.format(
-            code=_code(finding),
+            code=_line_or_operator(finding),
             share=_share_text(finding),
             operators=round(finding.facts.get("operators", 0.0)),
             what=finding.what,
@@ -801,14 +801,14 @@ def _accumulated_text(finding: Finding, settings: Settings) -> str:
         count = str(round(1.0 / single_share))
     return (
         "Use larger micro-batches, and accumulate the gradients of fewer of them, if memory allows: each step "
-        f"computes {count} small ones one after another in {_code(finding)}, which spend much of their time on calling "
+        f"computes {count} small ones one after another in {_line_or_operator(finding)}, which spend much of their time on calling "
         "operators."
     )
 
 
-def _code(finding: Finding) -> str:
+def _line_or_operator(finding: Finding) -> str:
     """Return the line that a finding is about, or else its main operator."""
-    return _place(finding) or str(finding.what)
+    return _place_text(finding) or str(finding.what)
 
 
 def _share_text(finding: Finding) -> str:
@@ -1200,10 +1200,12 @@ def combined_remedies(planned: Planned) -> list[MemoryCandidate]:
     needs_least = precisions[-1:] + rounding_only
     needs_least += optimizer_without_state(planned, largest_context=None)
     combinations = (least_changes, needs_least)
-    return [_combined(settings) for settings in combinations if len(settings) > 1]
+    return [
+        _combined_candidate(settings) for settings in combinations if len(settings) > 1
+    ]
 
 
-def _combined(settings: Sequence[MemoryCandidate]) -> MemoryCandidate:
+def _combined_candidate(settings: Sequence[MemoryCandidate]) -> MemoryCandidate:
     """Return one setting with the options of all ``settings``, and with the effects of all of them on training."""
     options: dict[str, str] = {}
     changes: list[str] = []

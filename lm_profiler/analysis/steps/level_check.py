@@ -48,7 +48,7 @@ def level_check_note(
     share = math.expm1(difference)
     usual_s = float(np.median(expected_s))
     is_small = abs(share) < _LEAST_SHARE or abs(share) * usual_s < _LEAST_S
-    if is_small or abs(difference) < _LEAST_SPREADS * _spread(model):
+    if is_small or abs(difference) < _LEAST_SPREADS * _std_around_model(model):
         return []
     direction = "slower" if share > 0.0 else "faster"
     times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
@@ -58,7 +58,7 @@ def level_check_note(
     ]
 
 
-def _spread(model: StepModel) -> float:
+def _std_around_model(model: StepModel) -> float:
     """Return the standard deviation of the logarithms of the measured steps around the model, without odd steps."""
     is_usual = ~model.odd
     is_usual[: model.cut] = False

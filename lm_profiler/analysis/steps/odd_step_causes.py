@@ -117,7 +117,7 @@ def with_causes(
     if not odd:
         return [], []
     ranks = _readings_by_rank(rows, counters)
-    explained_steps = [_explained(step, ranks, workers) for step in odd]
+    explained_steps = [_with_main_cause(step, ranks, workers) for step in odd]
     blamed_ranks: set[int] = set()
     slow_counters: list[StepCounters] = []
     for step in explained_steps:
@@ -171,12 +171,12 @@ def explained_by(
     # two more steps that do not exist, so that the median is the usual wait
     waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}
     rank = _RankReadings(counters={odd.step: counters}, usual=usual, data_s=waits_s)
-    return _explained(odd, {0: rank}, workers)
+    return _with_main_cause(odd, {0: rank}, workers)
 
 
 def usual_counters(counters: Sequence[StepCounters]) -> StepCounters:
     """Return the median of each figure over readings of one rank."""
-    return _averaged(counters, median)
+    return _averaged_counters(counters, median)
 
 
 def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
@@ -189,15 +189,15 @@ def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
     readings_per_step = (len(counters) - 1) / max(end - begin, 1)
     # The clock rate and the time of the step itself are not such sums. The time between steps is not part of a step.
     special_factors = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}
-    mean = _averaged(counters, fmean)
+    mean = _averaged_counters(counters, fmean)
     figures: dict[str, Any] = {}
     for name in _FIGURES:
         value = getattr(mean, name)
         if value is not None:
             figures[name] = value * special_factors.get(name, readings_per_step)
 
-    figures["gc_generation"] = _largest(counters, "gc_s").gc_generation
-    figures["compiled"] = _largest(counters, "compile_s").compiled
+    figures["gc_generation"] = _reading_with_largest(counters, "gc_s").gc_generation
+    figures["compiled"] = _reading_with_largest(counters, "compile_s").compiled
     figures["throttled"] = None
     for reading in reversed(counters):
         if reading.throttled:
@@ -216,16 +216,18 @@ def mean_counters(
     rank_counters = [reading for reading in counters if reading.rank == rank]
     if not rank_counters:
         return None
-    compiled = _largest(rank_counters, "compile_s").compiled
-    return _averaged(rank_counters, fmean).model_copy(update={"compiled": compiled})
+    compiled = _reading_with_largest(rank_counters, "compile_s").compiled
+    return _averaged_counters(rank_counters, fmean).model_copy(
+        update={"compiled": compiled}
+    )
 
 
-def _largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
+def _reading_with_largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
     """Return the reading with the largest figure ``name``; an unknown one counts as 0."""
     return max(counters, key=lambda reading: getattr(reading, name) or 0.0)
 
 
-def _averaged(
+def _averaged_counters(
     counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]
 ) -> StepCounters:
     """Return the ``average`` of each figure over readings of one rank; None if no reading has it."""
@@ -242,7 +244,7 @@ def has_own_finding(cause: str | None) -> bool:
     return cause is not None and cause.startswith(_CAUSES_WITH_FINDING)
 
 
-def _explained(
+def _with_main_cause(
     odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None
 ) -> OddStep:
     """Return ``odd`` with the cause that explains most of its excess, over all ranks.

@@ -231,7 +231,7 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
         candidate_rows.append([*candidates, burst])
 
     # (candidates,) and (coefficients, candidates); the first candidate has no change, the last is the burst
-    mean_scores, posterior = _averaged(np.array(score_rows))
+    mean_scores, posterior = _averaged_over_coefficients(np.array(score_rows))
     gains = mean_scores[0] - mean_scores
     margins = gains - _needed_gains(values.size, most_changes)
     margins[0] = 0.0  # a single level needs no gain
@@ -377,7 +377,7 @@ class _SegmentCosts:
         )
 
     @cached_property
-    def _residuals(self) -> Series:
+    def _squares_of_segments(self) -> Series:
         """(n, n + 1) the sum of squares of each segment about its own mean; infinite if it is too short."""
         about_level = self.squares - self.sums**2 / self.weights.weights
         return np.where(self.weights.is_long_enough, about_level, np.inf)
@@ -389,7 +389,7 @@ class _SegmentCosts:
         and of the best division of the values before that into k - 1 segments.
         """
         count = self.count
-        residuals = self._residuals
+        residuals = self._squares_of_segments
         log_weights = self.weights.log_weights
         ends = np.arange(count + 1)
 
@@ -409,7 +409,7 @@ class _SegmentCosts:
                     best_log_weights[last_cut] + log_weights[last_cut, ends]
                 )
                 last_cuts.append(last_cut)
-            score = self._score(
+            score = self._score_of_segmentation(
                 float(best_residuals[count]),
                 float(best_log_weights[count]),
                 levels=levels,
@@ -428,16 +428,18 @@ class _SegmentCosts:
         squares_around = _sums_around(self.squares)
         sums_around = _sums_around(self.sums)
         residuals_around = squares_around - sums_around**2 / weights_around
-        residuals = self._residuals + residuals_around
+        residuals = self._squares_of_segments + residuals_around
         residuals[~self.weights.may_be_burst] = np.inf
         best = np.unravel_index(int(residuals.argmin()), residuals.shape)
         log_weight_of_burst = math.log(self.weights.weights[best])
         log_weight = math.log(weights_around[best]) + log_weight_of_burst
-        score = self._score(float(residuals[best]), log_weight, levels=2, segments=3)
+        score = self._score_of_segmentation(
+            float(residuals[best]), log_weight, levels=2, segments=3
+        )
         begin, end = best
         return score, [int(begin), int(end)]
 
-    def _score(
+    def _score_of_segmentation(
         self, residual: float, log_weight: float, *, levels: int, segments: int
     ) -> float:
         """Return the score of a segmentation: -2 log likelihood, marginal in the levels and the scale.
@@ -480,7 +482,9 @@ def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]
     return cuts
 
 
-def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
+def _averaged_over_coefficients(
+    scores: Series, prior: Series = _PRIOR
+) -> tuple[Series, Series]:
     """Average likelihoods over the AR(1) coefficient.
 
     Args:
@@ -530,8 +534,8 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
         level_scores[index], shape_scores[index], slopes[index] = fitted
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
-    mean_level_score, _ = _averaged(level_scores, prior)
-    mean_shape_scores, posterior = _averaged(shape_scores, prior)
+    mean_level_score, _ = _averaged_over_coefficients(level_scores, prior)
+    mean_shape_scores, posterior = _averaged_over_coefficients(shape_scores, prior)
     mean_slopes = (posterior * slopes).sum(axis=0)
     gains = mean_level_score - mean_shape_scores
     # A decay with a negative slope rises to its final level, which is not a warm-up.

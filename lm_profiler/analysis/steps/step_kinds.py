@@ -108,10 +108,10 @@ def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
         # Runs of the kinds alternate. If their number is odd, the kind that begins has one more.
         first_runs = math.ceil(run_count / 2)
         second_runs = run_count // 2
-        orders_a_first = _divisions(count_a, first_runs) * _divisions(
+        orders_a_first = _division_count(count_a, first_runs) * _division_count(
             count_b, second_runs
         )
-        orders_b_first = _divisions(count_b, first_runs) * _divisions(
+        orders_b_first = _division_count(count_b, first_runs) * _division_count(
             count_a, second_runs
         )
         orders_with_few_runs += orders_a_first + orders_b_first
@@ -119,6 +119,6 @@ def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
     return orders_with_few_runs / orders
 
 
-def _divisions(count: int, runs: int) -> int:
+def _division_count(count: int, runs: int) -> int:
     """Return the number of ways to divide ``count`` steps in a row into ``runs`` runs that are not empty."""
     return math.comb(count - 1, runs - 1)

@@ -115,11 +115,11 @@ def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
     rows = defaultdict[_RowKey, _Sum](_Sum)
     for (phase, kind, name, caller, module), names_sum in sums.items():
         path, type_name = module_of(module)
-        operator = None if caller is None else _shortened(caller)
+        operator = None if caller is None else _shortened_name(caller)
         row_key = _RowKey(
             phase,
             kind,
-            name=_shortened(name),
+            name=_shortened_name(name),
             operator=operator,
             module=path,
             module_type=type_name,
@@ -169,7 +169,7 @@ def _busy_ns_by_phase(work: TracedWork, pieces: Sequence[Piece]) -> Counter[str]
 
     Time in which several ran belongs to the one that began first.
     """
-    starts, ends = _spans(pieces)
+    starts, ends = _starts_and_ends(pieces)
     equal_ranks = [0] * len(pieces)
     own_ns = own_times_ns(starts, ends, equal_ranks, work.begin, work.done).tolist()
     busy_ns = Counter[str]()
@@ -184,7 +184,7 @@ def _idle_ns_by_phase(work: TracedWork, pieces: Sequence[Piece]) -> Counter[str]
     Idle time of a device belongs to the phase of the work that ends it. On the CPU, it belongs to the phase in which it
     occurs.
     """
-    starts, ends = _spans(pieces)
+    starts, ends = _starts_and_ends(pieces)
     gap_starts, gap_ends = gaps_between(starts, ends, work.begin, work.done)
     # reversed, so that of pieces with one start the first counts
     phase_by_start = {piece.start: piece.phase for piece in reversed(pieces)}
@@ -210,12 +210,12 @@ def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
 
 def _busy_ns(work: TracedWork, pieces: Sequence[Piece]) -> int:
     """Return for how long any of ``pieces`` ran."""
-    starts, ends = _spans(pieces)
+    starts, ends = _starts_and_ends(pieces)
     union_starts, union_ends = union_of_intervals(starts, ends, work.begin, work.done)
     return int((union_ends - union_starts).sum())
 
 
-def _spans(pieces: Iterable[Piece | Range]) -> tuple[list[int], list[int]]:
+def _starts_and_ends(pieces: Iterable[Piece | Range]) -> tuple[list[int], list[int]]:
     """Return the starts and the ends of ``pieces``."""
     starts, ends = [], []
     for piece in pieces:
@@ -239,7 +239,7 @@ def module_of(name: str | None) -> tuple[str | None, str | None]:
     return _LAYER_INDEX.sub("*", match["path"]), match["type"]
 
 
-def _shortened(name: str) -> str:
+def _shortened_name(name: str) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return name[: _LONGEST_NAME - 1] + "…"
@@ -270,7 +270,7 @@ def communication_of(work: TracedWork) -> Communication | None:
     calls = collective_calls(work)
     if not calls:
         return None
-    call_starts, call_ends = _spans(calls)
+    call_starts, call_ends = _starts_and_ends(calls)
     # (calls,) each
     starts, ends = np.array(call_starts), np.array(call_ends)
     durations_ns = ends - starts
@@ -345,7 +345,7 @@ def collective_kind(name: str) -> str:
 
 def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
     """Return the starts and the ends of all pieces that compute or copy."""
-    return _spans(
+    return _starts_and_ends(
         piece for piece in work.pieces if piece.use not in ("communication", "dispatch")
     )
 

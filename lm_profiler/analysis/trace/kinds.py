@@ -16,7 +16,7 @@ MEMORY_BOUND: frozenset[Kind] = frozenset(
 _Table = tuple[tuple[Kind, re.Pattern[str]], ...]
 
 
-def _table(text: str) -> _Table:
+def _parsed_table(text: str) -> _Table:
     """Return the rows of ``text``: a kind and a pattern each. Patterns may have blanks; lines with # are comments."""
     rows = (
         line.split(maxsplit=1)
@@ -31,7 +31,7 @@ def _table(text: str) -> _Table:
 # The first row whose pattern occurs anywhere in the name counts, so the order matters. Names of torch.compile list all
 # operators that were fused, so its templates come first. cuBLAS's splitKreduce_kernel is part of a matrix product,
 # FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel with a functor that copies.
-_KERNELS = _table(r"""
+_KERNELS = _parsed_table(r"""
 attention      ^triton_(tem_.*|flex_)attention
 matmul         ^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template
 elementwise    ^triton_(poi|for)_
@@ -121,14 +121,14 @@ _COPIES = (
 )
 
 
-def _named(names: str) -> str:
+def _pattern_of_names(names: str) -> str:
     """Return a pattern for operators with these ``names``, and for their in-place, backward and foreach variants."""
     return rf"^aten::(_foreach_)?({names})(_backward)?_?$"
 
 
 # Only operators that compute themselves have a kind. Time of one that calls others (aten::linear, aten::softmax) would
 # count twice.
-_OPERATORS = _table(rf"""
+_OPERATORS = _parsed_table(rf"""
 communication  nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter
 attention      ^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)
 attention      ^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash(?!infer)|(prefill|decode)_with)
@@ -139,9 +139,9 @@ matmul         ^aten::_(scaled|grouped|scaled_grouped|int|weight_int8pack|weight
 matmul         ^aten::(mkldnn|_cudnn|miopen)_rnn
 matmul         ^aten::(mkldnn|cudnn|miopen|slow)_conv|^aten::(mkldnn_linear|convolution_backward)|^mkl(dnn)?::
 elementwise    ^aten::_(fused_(adamw?|sgd|adagrad)|amp_foreach_non_finite)
-copies         {_named(_COPIES)}
-reduction      {_named(_REDUCTIONS)}
-elementwise    {_named(_POINTWISE)}
+copies         {_pattern_of_names(_COPIES)}
+reduction      {_pattern_of_names(_REDUCTIONS)}
+elementwise    {_pattern_of_names(_POINTWISE)}
 """)
 
 _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")

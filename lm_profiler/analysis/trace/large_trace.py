@@ -85,10 +85,12 @@ class _EventCounts:
         self.new_moments_ns = array("q")
         stretches = np.concatenate((self.stretches, moments >> self.shift))
         counts = np.concatenate((self.counts, np.ones_like(moments)))
-        self.stretches, self.counts = _summed(stretches, counts)
+        self.stretches, self.counts = _sums_of_stretches(stretches, counts)
         while len(self.stretches) > _MOST_STRETCHES:
             self.shift += 1
-            self.stretches, self.counts = _summed(self.stretches >> 1, self.counts)
+            self.stretches, self.counts = _sums_of_stretches(
+                self.stretches >> 1, self.counts
+            )
 
     def events_before(self, moment_ns: int) -> int:
         """Return how many events begin before the stretch that contains ``moment_ns``."""
@@ -102,7 +104,7 @@ class _EventCounts:
         return int(self.stretches[min(index, last_index)]) << self.shift
 
 
-def _summed(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
+def _sums_of_stretches(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
     """Return the distinct ``stretches`` in order, and the sum of the ``counts`` of each."""
     distinct, index = np.unique(stretches, return_inverse=True)
     return distinct, np.bincount(index, weights=counts).astype(np.int64)

@@ -77,7 +77,7 @@ def needless_work(
         if stretch.module is None:
             kind = "repeated_backward"
         occurrences.append(_Occurrence(kind, stretch.phase, stretch.module, ns))
-    occurrences += _broadcasts(pieces)
+    occurrences += _broadcasting_operators(pieces)
     return _mean_of_steps(occurrences, steps=len(work.packed.steps))
 
 
@@ -102,7 +102,9 @@ def _mean_of_steps(
     return works
 
 
-def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
+def _broadcasting_operators(
+    pieces: Iterable[tuple[Piece, float]],
+) -> Iterator[_Occurrence]:
     """Yield the operators that broadcast two small tensors to a large one, and operators on tensors of that shape."""
     # descriptions of broadcasts, by the shape of the result
     names: dict[_Shape, str] = {}

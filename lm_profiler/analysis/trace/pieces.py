@@ -130,9 +130,9 @@ def traced_work(packed: PackedTrace) -> TracedWork:
     begin, end = packed.steps_window()
     calls, launches = walk(packed)
     if packed.has_device:
-        pieces = list(_kernels(packed, launches, begin, end))
+        pieces = list(_kernels_between(packed, launches, begin, end))
     else:
-        pieces = list(_operators(packed, calls, begin, end))
+        pieces = list(_operators_between(packed, calls, begin, end))
         launches = []
     return TracedWork(packed, pieces, launches, begin, end)
 
@@ -147,7 +147,7 @@ def read_traced_work(path: Path) -> TracedWork | None:
     return traced_work(packed)
 
 
-def _kernels(
+def _kernels_between(
     packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int
 ) -> Iterator[Piece]:
     """Yield the kernels launched between ``begin`` and ``end``, ordered by start.
@@ -204,7 +204,7 @@ def _kernels(
         )
 
 
-def _operators(
+def _operators_between(
     packed: PackedTrace, calls: OperatorCalls, begin: int, end: int
 ) -> Iterator[Piece]:
     """Yield the operators called between ``begin`` and ``end``, ordered by end."""

@@ -65,7 +65,7 @@ def trace_events(
         ValueError: the file is not a whole trace.
     """
     try:
-        with _opened(path) as file:
+        with _open_text(path) as file:
             if surroundings is None:
                 surroundings = {}
             yield from _events_of_text(file, surroundings, report_position)
@@ -79,7 +79,7 @@ def trace_events(
         raise ValueError(f"{path}: not a complete trace: {error}") from None
 
 
-def _opened(path: Path) -> TextIO:
+def _open_text(path: Path) -> TextIO:
     """Open ``path`` as text; bytes that are not UTF-8, which may occur in names, are replaced."""
     with path.open("rb") as file:
         is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC

@@ -113,7 +113,7 @@ class ProcessCounts:
         A device that may belong to several processes is assigned to none. If a process launched work but has no device,
         it shares one with others, and no device is assigned at all.
         """
-        owners, is_assumed = _owners(names, launches, work)
+        owners, is_assumed = _processes_of_tracks(names, launches, work)
         # launches do not matter if nothing ran on a device
         launches_shown = self.launches if work else Counter[str]()
         launching_names = {name for name in names if launches_shown[name]}
@@ -151,7 +151,7 @@ def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> Trace
         ValueError: there is no process of that name, or it launched work but its device is unknown.
     """
     if name is None:
-        process = max(processes, key=_importance)
+        process = max(processes, key=_importance_key)
     else:
         with_name = [process for process in processes if process.name == name]
         if not with_name:
@@ -167,7 +167,7 @@ def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> Trace
     return process
 
 
-def _importance(process: TraceProcess) -> tuple[bool, int]:
+def _importance_key(process: TraceProcess) -> tuple[bool, int]:
     return process.steps > 0, process.launches + process.operators
 
 
@@ -219,7 +219,7 @@ def track_of(event: Mapping[str, Any]) -> Track:
     return Track(process, str(arguments.get("device", process)))
 
 
-def _owners(
+def _processes_of_tracks(
     names: Sequence[str],
     launches: LaunchesByProcess,
     work: WorkByTrack,
@@ -263,20 +263,20 @@ def _owners_in_order(
 
 
 def _owners_by_label(names: Sequence[str], tracks: Iterable[Track]) -> dict[Track, str]:
-    """Return the process of each track whose label (see ``_label``) is that of exactly one process."""
+    """Return the process of each track whose label (see ``_label_of_process``) is that of exactly one process."""
     processes_by_label: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
-        processes_by_label[_label(name)].append(name)
+        processes_by_label[_label_of_process(name)].append(name)
     owners = {}
     for track in tracks:
-        label = _label(track.process)
+        label = _label_of_process(track.process)
         processes = processes_by_label.get(label, [])
         if label and len(processes) == 1:
             owners[track] = processes[0]
     return owners
 
 
-def _label(process_name: str) -> str:
+def _label_of_process(process_name: str) -> str:
     """Return the text before the number in the name of a process, such as ``[TP01]``; empty if there is none."""
     return _NUMBER_AT_END.sub("", process_name).strip()
 

@@ -53,7 +53,7 @@ def unexplained_kernels(
         may_multiply = row.kind in _KINDS_THAT_MULTIPLY
         if not may_multiply or _is_compiled(row) or _has_operator(row):
             continue
-        kernel = f"kernel {_shortened(row.name)}"
+        kernel = f"kernel {_shortened_name(row.name)}"
         function = _function_of(row)
         if function is not None:
             if function not in explained_functions:
@@ -89,7 +89,7 @@ def _function_of(row: KernelRow) -> str | None:
     return row.operator.removeprefix(_NODE_RANGE).removesuffix("Backward")
 
 
-def _shortened(name: str) -> str:
+def _shortened_name(name: str) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}…"

@@ -274,14 +274,14 @@ class LevelFollower:
         most_blocks = min(_RECENT, len(logs) - fewest)
         if most_blocks < 2:
             return None
-        noise, differences = self._noise(most_blocks)
+        noise, differences = self._std_of_block(most_blocks)
         if noise is None:
             return None
 
         # The arrays have one entry for each number of last blocks: 2, 3, …
         counts = np.arange(2, most_blocks + 1)
         reference_counts = np.minimum(_REFERENCE, len(logs) - counts)
-        centers = self._centers(reference_counts)
+        centers = self._estimated_levels(reference_counts)
         last_logs = logs[::-1][:most_blocks]
         sizes = winsorized_differences(last_logs, centers)
         errors = noise * np.sqrt(1.0 / counts + 1.0 / reference_counts)
@@ -300,7 +300,9 @@ class LevelFollower:
         onset = self._split(self._level_begin, float(centers[best]), float(sizes[best]))
         return onset if self._is_change_of_most_steps(onset) else None
 
-    def _centers(self, reference_counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _estimated_levels(
+        self, reference_counts: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         """Return the level estimated from its first n blocks, for each n of ``reference_counts``.
 
         The estimate is the mean of the middle half of their logarithms, so that a short burst has little effect.
@@ -318,7 +320,7 @@ class LevelFollower:
                 centers[count] = sum(middle_logs) / len(middle_logs)
         return centers[reference_counts]
 
-    def _noise(self, recent: int) -> tuple[float | None, int]:
+    def _std_of_block(self, recent: int) -> tuple[float | None, int]:
         """Return the standard deviation of a block, and the number of differences from which it was estimated.
 
         The last ``recent`` blocks, in which the level may have changed, are left out. None if there are too few others.

@@ -74,7 +74,7 @@ class RankReports:
         """Return the events of silent and late ranks, from the ranks' reports as rank 0 reads them at ``now_s``."""
         silent_events = []
         for rank, report in reports.items():
-            event = self._silence(now_s, rank, report)
+            event = self._silence_event(now_s, rank, report)
             if event is not None:
                 silent_events.append(event)
         reports_to_compare = {}
@@ -88,7 +88,7 @@ class RankReports:
             return silent_events
         return [*silent_events, *late_events]
 
-    def _silence(
+    def _silence_event(
         self, now_s: float, rank: int, report: WatchStatus
     ) -> WatchEvent | None:
         """Return an event if ``report`` shows that ``rank`` has become silent."""

@@ -381,7 +381,7 @@ class SlowStepGroups:
         part = slow.part
         if kind is not None and kind.startswith(_CONTENTION):
             part = None  # other processes may delay any part
-        group = self._nearest(part, kind, slow.excess_s)
+        group = self._nearest_group(part, kind, slow.excess_s)
         if group is None:
             group = SlowStepGroup(
                 part=part, cause=cause, first_step=slow.step, first_at_s=at_s
@@ -433,7 +433,7 @@ class SlowStepGroups:
                 unexplained_s += other_group.recent_s(at_s)
         return group.recent_s(at_s) >= 0.5 * unexplained_s
 
-    def _nearest(
+    def _nearest_group(
         self, part: str | None, kind: str | None, excess_s: float
     ) -> SlowStepGroup | None:
         """Return the group of this part and kind of cause whose mean excess is nearest; None if none is near enough."""

@@ -153,7 +153,7 @@ class WatchedRun:
             numbers, seconds = self._machine.remove(numbers, seconds)
             self.levels.smallest_change = self._machine.smallest_program_change
         self.levels.add(numbers, seconds)
-        return self._events(slow, run_is_over=False)
+        return self._changed_events(slow, run_is_over=False)
 
     def finish(self) -> list[WatchEvent]:
         """Judge the last steps, and return all events that have changed since they were last returned."""
@@ -164,7 +164,7 @@ class WatchedRun:
         slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
         self.levels.finish()
         self._machine.finish()
-        events = self._events(slow, run_is_over=True)
+        events = self._changed_events(slow, run_is_over=True)
         for term, durations in self._durations.items():
             durations.finish()
             events += self._duration_events(term, durations)
@@ -210,7 +210,7 @@ class WatchedRun:
                 usual_data_s=float(usual_parts_s[_DATA]),
             )
             slow_steps.append(slow_step)
-        return self._events(slow_steps, run_is_over=False)
+        return self._changed_events(slow_steps, run_is_over=False)
 
     def add_durations(
         self, term: str, seconds: Sequence[float], at_s: float
@@ -253,7 +253,9 @@ class WatchedRun:
             elif span.ns >= shortest_ns and span.what != VALIDATION:
                 self._spans.append(span)
 
-    def _events(self, slow: Sequence[SlowStep], run_is_over: bool) -> list[WatchEvent]:
+    def _changed_events(
+        self, slow: Sequence[SlowStep], run_is_over: bool
+    ) -> list[WatchEvent]:
         """Return events that have changed: of ``slow`` steps, of the program's level, and of the machine's speed."""
         self._group(slow)
         now_s = self.epoch_s
@@ -283,7 +285,7 @@ class WatchedRun:
             cause, cause_s = None, 0.0
             if step.step in steps_to_explain:
                 own_counters = counters_by_step.get(step.step)
-                cause, cause_s = self._cause(step, own_counters, usual)
+                cause, cause_s = self._cause_of_slow_step(step, own_counters, usual)
             watched_s = (step.end_ns - (self._began_ns or 0)) * 1e-9
             occurrence = Occurrence(
                 slow=step,
@@ -299,7 +301,7 @@ class WatchedRun:
         before_ns = step.begin_ns - round(step.usual_s * 1e9)
         return any(before_ns <= epoch_ns <= step.end_ns for epoch_ns in self._epochs_ns)
 
-    def _cause(
+    def _cause_of_slow_step(
         self, step: SlowStep, counters: StepCounters | None, usual: StepCounters | None
     ) -> tuple[str | None, float]:
         """Return the cause of a slow step, by its counters or the longest span in it, and the seconds it explains."""

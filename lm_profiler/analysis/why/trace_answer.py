@@ -58,7 +58,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
         idle=_idle_times(traced.gaps),
         launches=_launch_facts(work, traced.gaps, kernels),
         communication=_communication_time(traced.communication),
-        copies=_copies(work.pieces),
+        copies=_copy_times(work.pieces),
         floor=floor,
         waterfall=waterfall_of(traced, floor_device, notes)
         if floor_device is not None and is_own_device
@@ -176,7 +176,7 @@ def _communication_time(
     )
 
 
-def _copies(pieces: Iterable[Piece]) -> list[CopyTime]:
+def _copy_times(pieces: Iterable[Piece]) -> list[CopyTime]:
     """Return the copies and memsets of the driver by name, the longest first."""
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:

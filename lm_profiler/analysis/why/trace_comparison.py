@@ -61,16 +61,16 @@ def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
     """Return the differences of one step, the largest first."""
     table_a, table_b = kernel_table(trace_a.work), kernel_table(trace_b.work)
     rows_a, rows_b = kernel_rows(trace_a.work), kernel_rows(trace_b.work)
-    kinds = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, _kind_of)
+    kinds = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, _kind_of)
     # With these two rows, the kinds add up to the step: what ran at the same time counts twice in the others.
     kinds[_IDLE] = _Pair(_Sum(_idle_s(table_a)), _Sum(_idle_s(table_b)))
     kinds[_OVERLAP] = _Pair(_Sum(-_overlap_s(table_a)), _Sum(-_overlap_s(table_b)))
     operator_of = _launcher_of if trace_a.work.on_device else _operator_of
-    operators = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, operator_of)
-    kernels = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, _name_of)
+    operators = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, operator_of)
+    kernels = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, _name_of)
     return TraceComparison(
-        a=_side(trace_a, table_a),
-        b=_side(trace_b, table_b),
+        a=_trace_side(trace_a, table_a),
+        b=_trace_side(trace_b, table_b),
         kinds=_largest_first(pair.difference(kind) for kind, pair in kinds.items()),
         operators=_largest_first(
             pair.difference(name, module) for (name, module), pair in operators.items()
@@ -80,7 +80,7 @@ def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
     )
 
 
-def _pairs(
+def _sums_in_both(
     rows_a: Iterable[KernelRow],
     rows_b: Iterable[KernelRow],
     steps_a: int,
@@ -149,7 +149,7 @@ def _absolute_difference_s(difference: TimeDifference) -> float:
     return abs(difference.b_s - difference.a_s)
 
 
-def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
+def _trace_side(trace: AnyTrace, table: KernelTable) -> TraceSide:
     """Return what the comparison reports about one of its traces."""
     return TraceSide(
         trace=str(trace.path),

@@ -73,10 +73,10 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     from any single traced step, which is not a confidence interval.
     """
     notes: list[str] = []
-    terms = _terms(step, traced, notes)
+    terms = _all_terms(step, traced, notes)
     terms_by_step = []
     for index in range(len(traced.begins)):
-        terms_by_step.append(_terms(step, traced.only_step(index), notes=[]))
+        terms_by_step.append(_all_terms(step, traced.only_step(index), notes=[]))
     has_optimizer_products = any(
         term.name == _OPTIMIZER_PRODUCTS and term.seconds for term in terms
     )
@@ -99,12 +99,12 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         clock_share=step.clock_share,
         traced_steps=traced.steps,
         terms=terms,
-        needless=list(_needless(step, traced)),
+        needless=list(_needless_work(step, traced)),
         notes=notes,
     )
 
 
-def _needless(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
+def _needless_work(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
     """Yield the possibly needless work of a step; if a phase is shorter without tracing, so is the work in it."""
     phase_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
@@ -156,7 +156,7 @@ def _with_extremes(
     return with_extremes
 
 
-def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+def _all_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of the waterfall, which add up to the step; reasons why they are uncertain go to ``notes``.
 
     Traced work that took longer than the measured step is scaled down. If it took much longer, terms have no ceilings.
@@ -183,9 +183,9 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     elif step.phase_s:
         traced = _fitted_to_phases(traced, step)
 
-    terms = _products(step, traced, notes)
+    terms = _product_terms(step, traced, notes)
     terms += _memory_bound_terms(step, traced, notes)
-    terms += _waiting(step, traced)
+    terms += _waiting_terms(step, traced)
     # The rest is a term too, so that the terms add up to the step. Below a nanosecond it is a rounding error, which
     # differs between rows in memory and rows read from a file.
     rest_s = step.step_s - math.fsum(term.seconds for term in terms)
@@ -249,7 +249,7 @@ def _busy_s(traced: Traced) -> float:
     )
 
 
-def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+def _product_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms that add up to the time of matrix products and fused attention.
 
     They are the time of the model's FLOPs at the peak rate, the additional time due to a lowered clock and due to slow
@@ -360,7 +360,7 @@ def _seconds_of_step(weighed: Iterable[Weighed], traced: Traced) -> float:
     return sum(ns for _, ns in weighed) * 1e-9 / traced.steps
 
 
-def _waiting(step: Step, traced: Traced) -> list[Term]:
+def _waiting_terms(step: Step, traced: Traced) -> list[Term]:
     """Return the terms of communication, of waiting for other ranks, of gaps, and of input.
 
     Waits are those of the untraced step. Gaps are in the traced steps, which show where they are and (since tracing

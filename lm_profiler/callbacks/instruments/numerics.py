@@ -59,7 +59,7 @@ class KeptLosses(Callback):
             return
         # Gradients may be of any kind. If their norm cannot be computed, it is unknown, and training continues.
         with suppress(Exception):
-            norm = _norm(_gradients_of(optimizer))
+            norm = _total_norm(_gradients_of(optimizer))
             self._norms[self._step].append(norm)
 
     @property
@@ -94,7 +94,7 @@ def _gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return gradients
 
 
-def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+def _total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
     norms = []
     for gradient in gradients:

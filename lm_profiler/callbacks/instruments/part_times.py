@@ -73,10 +73,12 @@ class PartTimes(Instrument):
         self._thread = get_ident()
         self._undo.callback(time_parts, None)
         time_parts(
-            _PartTimer(self.guard.wrap(self._instant), self.guard.wrap(self._note))
+            _PartTimer(
+                self.guard.wrap(self._present_instant), self.guard.wrap(self._note)
+            )
         )
 
-    def _instant(self) -> _Instant | None:
+    def _present_instant(self) -> _Instant | None:
         """Return this moment; None in another thread, such as autograd's, in which checkpoints are recomputed."""
         if get_ident() != self._thread:
             return None
@@ -86,7 +88,7 @@ class PartTimes(Instrument):
 
     def _note(self, name: str, begin: _Instant | None) -> None:
         """Note the span of the part ``name``, which ends now."""
-        end = self._instant()
+        end = self._present_instant()
         if begin is not None and end is not None:
             self._spans.append(_Span(name, begin, end))
 

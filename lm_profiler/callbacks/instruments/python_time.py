@@ -174,7 +174,7 @@ class PythonTimes:
         self._knows_waits = _counts_of_waits_are_known()
         self._last_ns = self.clock()
         self._last_ran_ns = self.thread_clock()
-        sys.setprofile(self._event)
+        sys.setprofile(self._handle_event)
         return True
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ class PythonTimes:
         del self._stack[1:]
         self._loop_frame = None
 
-    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _handle_event(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle a call or return that Python reports: add the time since the last event to the line that ran."""
         # the line and the activity that ran until this event
         owner, activity = self._stack[-1]
@@ -261,7 +261,7 @@ class PythonTimes:
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
-        caller = self._caller(frame.f_back)
+        caller = self._caller_of(frame.f_back)
         file = frame.f_code.co_filename
         package = package_of(file)
         is_called_by_printing = package and caller.activity == PRINTING
@@ -316,7 +316,7 @@ class PythonTimes:
         """Return whether the line that ``owner`` runs is followed now; those of the loop are outside of all phases."""
         return owner is not self._loop_frame or self.phase() == OTHER
 
-    def _caller(self, frame: FrameType | None) -> _FollowedCall:
+    def _caller_of(self, frame: FrameType | None) -> _FollowedCall:
         """Return the innermost call that is followed, for a call that ``frame`` makes.
 
         The function with a loop of the program's own began before the following. Outside of all phases it is followed
@@ -340,7 +340,7 @@ class PythonTimes:
         Within a library, builtins and operators count as the library's activity. Operators that torch's Python code
         calls, and all other functions, are activities of their own.
         """
-        caller = self._caller(frame)
+        caller = self._caller_of(frame)
         if caller.owner is None or caller.activity == OURS:
             return caller
         name = _name_of(function)
@@ -372,7 +372,7 @@ class PythonTimes:
         # both by phase, line and activity
         seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
-        corrections = self._corrections(undisturbed_s or {})
+        corrections = self._corrections_by_phase(undisturbed_s or {})
         for (phase, line, activity), followed in self._followed.items():
             is_outside = phase >= len(PARTS)
             is_of_model = activity == _INNER_OPERATORS and phase != OTHER
@@ -424,7 +424,7 @@ class PythonTimes:
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
 
-    def _corrections(
+    def _corrections_by_phase(
         self, undisturbed_s: Mapping[str, float]
     ) -> dict[int, _Correction]:
         """Return the corrections of the times of lines, by phase; phases without need of one are missing.
@@ -588,7 +588,7 @@ def _followed_trial(
         times._stack = [_FollowedCall(sys._getframe(), _PYTHON)]
         times._last_ns = clock()
         times._last_ran_ns = thread_clock()
-        sys.setprofile(times._event)
+        sys.setprofile(times._handle_event)
         work()
         sys.setprofile(None)
         followed = times._followed.values()

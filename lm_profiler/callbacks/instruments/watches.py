@@ -46,9 +46,9 @@ class StepWatch(Instrument):
     @property
     def facts(self) -> dict[str, Any]:
         """The counters. They are computed when they are requested, which is after all timing."""
-        return self.guard.run(self._facts, otherwise={})
+        return self.guard.run(self._counter_facts, otherwise={})
 
-    def _facts(self) -> dict[str, Any]:
+    def _counter_facts(self) -> dict[str, Any]:
         """Return the counters of the measured steps; empty if no step was read."""
         reader = self.reader
         if not reader.raw:

@@ -245,9 +245,9 @@ class Actions(dict[str, Marked]):
             self.clear()
         guard = self._timeline.guard
         kind = _without_class(action_name)
-        span = guard.run(self._span, action_name, kind) or NOTHING
+        span = guard.run(self._span_of_hook, action_name, kind) or NOTHING
         if guard.is_disabled:
-            # The guard may have been disabled just now, by ``_span``.
+            # The guard may have been disabled just now, by ``_span_of_hook``.
             span = self._counting_span(kind)
         if self._make_surrounding_span is not None:
             span = self._make_surrounding_span(action_name, span)
@@ -271,7 +271,7 @@ class Actions(dict[str, Marked]):
             # Looking the span up makes it. Made later, it would slow down the first step.
             self[action_name]
 
-    def _span(self, action_name: str, kind: str) -> Marked | None:
+    def _span_of_hook(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None if the action is ignored."""
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:

@@ -160,7 +160,7 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     if count is None and boundaries is None:
         return TokenUse()
 
-    lengths = _lengths(mask, boundaries, positions)
+    lengths = _sequence_lengths(mask, boundaries, positions)
     squares = None
     if lengths is not None:
         # in 64 bits, because squares of 32-bit lengths may overflow
@@ -235,7 +235,7 @@ def _host_array(
     return None
 
 
-def _lengths(
+def _sequence_lengths(
     mask: Numbers | None,
     boundaries: Numbers | None,
     positions: Numbers | None,

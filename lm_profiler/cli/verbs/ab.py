@@ -167,7 +167,7 @@ def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
         detectable=detectable,
         notes=notes,
         assumption=None,
-        advice=_advice(decision, len(pairs.a)),
+        advice=_advice_text(decision, len(pairs.a)),
     )
 
 
@@ -189,7 +189,7 @@ def _new_folder(preferred: Path) -> Path:
     return folder
 
 
-def _advice(decision: PartChange, pairs: int) -> str:
+def _advice_text(decision: PartChange, pairs: int) -> str:
     """Return what would make the result clear; ``pairs`` is the number of pairs so far."""
     if decision.interval is None:
         return "use a larger --budget"
@@ -252,7 +252,7 @@ def run_in_turns(
         order = "ab" if number % 2 else "ba"
         for side in order:
             runs = pairs.a if side == "a" else pairs.b
-            runs.append(_measured(run_side(side)))
+            runs.append(_require_measured(run_side(side)))
         if number + 1 in AB_LOOKS and pairs.decision().verdict != "UNCLEAR":
             pairs.end_reason = f"clear after {number + 1} pairs"
             return pairs
@@ -273,7 +273,7 @@ def pairs_needed(interval: RatioInterval, pairs: int) -> int:
     return max(pairs + 1, math.ceil(pairs * factor))
 
 
-def _measured(entry: Entry) -> Entry:
+def _require_measured(entry: Entry) -> Entry:
     """Return ``entry``, which must have a measured step."""
     step = None if entry.record is None else entry.record.time.get("step")
     if step is None or step.mean is None:
@@ -348,7 +348,7 @@ def _python_paths(tree: Path) -> list[str]:
     Folders of this repository, including those of editable installs, are replaced by the same folders of the tree.
     """
     current = Path.cwd()
-    repository = Path(_git("rev-parse", "--show-toplevel") or current)
+    repository = Path(_git_output("rev-parse", "--show-toplevel") or current)
     users_paths = [
         Path(path).absolute()
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -390,32 +390,35 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
     if not tree.startswith("git:"):
         if not Path(tree).is_dir():
             raise UsageError(f"{side}: expected a folder or git:REF, given {tree}")
-        if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
+        if _git_output("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
             print_message(
                 f"ab: {side.upper()} has uncommitted changes, which are measured too"
             )
         yield Path(tree).absolute()
         return
     ref = tree.removeprefix("git:")
-    if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
+    if _git_output("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
         raise UsageError(
             f"{side}: expected a commit of this repository, such as git:main, given {tree}"
         )
     current = Path.cwd()
     current_in_repository = current.relative_to(
-        _git("rev-parse", "--show-toplevel") or current
+        _git_output("rev-parse", "--show-toplevel") or current
     )
     folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
     try:
-        if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
+        if (
+            _git_output("worktree", "add", "--detach", str(folder / "tree"), ref)
+            is None
+        ):
             raise UsageError(f"{side}: git could not create a worktree of {ref}")
         yield folder / "tree" / current_in_repository
     finally:
-        _git("worktree", "remove", "--force", str(folder / "tree"))
+        _git_output("worktree", "remove", "--force", str(folder / "tree"))
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _git(*words: str, cwd: Path | None = None) -> str | None:
+def _git_output(*words: str, cwd: Path | None = None) -> str | None:
     """Return what git prints; None if git fails or is not installed."""
     try:
         process = subprocess.run(

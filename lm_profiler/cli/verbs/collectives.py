@@ -133,7 +133,9 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
     from lm_profiler.measure.device.link_rate import LinkRequest, time_links
 
     gpus = torch.cuda.device_count()
-    groups = _groups(options, gpus, has_nccl=torch.distributed.is_nccl_available())
+    groups = _process_groups(
+        options, gpus, has_nccl=torch.distributed.is_nccl_available()
+    )
     # The processes find each other through this store, at MASTER_PORT or any free port.
     store = TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
     sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
@@ -158,7 +160,9 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
             )
 
 
-def _groups(options: Options, gpus: int, has_nccl: bool) -> list[tuple[str, int]]:
+def _process_groups(
+    options: Options, gpus: int, has_nccl: bool
+) -> list[tuple[str, int]]:
     """Return the backend and the number of processes of each group.
 
     Raises:

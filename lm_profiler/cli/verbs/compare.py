@@ -157,8 +157,8 @@ def run(options: Options) -> int:
     if options.folders:
         paths_a, paths_b = options.folders[:1], options.folders[1:]
     try:
-        entries_a = _entries("A", paths_a)
-        entries_b = _entries("B", paths_b)
+        entries_a = _entries_below("A", paths_a)
+        entries_b = _entries_below("B", paths_b)
         comparison = compare(
             entries_a, entries_b, options.process_spread, options.same_within
         )
@@ -175,7 +175,7 @@ def run(options: Options) -> int:
     return write_comparison(comparison, options, "compare")
 
 
-def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
+def _entries_below(label: str, paths: Sequence[Path]) -> list[Entry]:
     """Return the runs at or below ``paths``; raise UsageError if one cannot be read."""
     runs = runs_below(paths, label)
     if runs.problems:

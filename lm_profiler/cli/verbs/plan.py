@@ -166,15 +166,15 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
         UsageError: the call is wrong.
         CannotPlan: the run cannot be rehearsed.
     """
-    device = _device(options)
+    device = _device_capacity(options)
     # as ``fit`` does, because a user's module may be there
     sys.path.append(str(Path.cwd()))
     questions = [
         _Question(options=(), maximized="batch"),
         _Question(options=(), maximized="context"),
     ]
-    answers = _rehearsed(options.options, device, questions)
-    batch_plan, context_plan = [_checked(answer) for answer in answers]
+    answers = _rehearse_each(options.options, device, questions)
+    batch_plan, context_plan = [_require_plan(answer) for answer in answers]
     largest_context = context_plan.largest
     for line in ambiguous_size_notes([batch_plan.settings.get("model.size", "")]):
         print_message(line)
@@ -221,7 +221,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     )
 
 
-def _checked(answer: Planned | Unplanned) -> Planned:
+def _require_plan(answer: Planned | Unplanned) -> Planned:
     """Return the plan; raise UsageError or CannotPlan if there is none."""
     if isinstance(answer, Planned):
         return answer
@@ -254,7 +254,7 @@ def _rehearsed_remedies(
 ) -> list[tuple[MemoryCandidate, Planned]]:
     """Return the remedies that could be rehearsed, with their plans; the module or the Trainer may refuse some."""
     questions = [_Question(candidate.words, "nothing") for candidate in candidates]
-    answers = _rehearsed(options, device, questions)
+    answers = _rehearse_each(options, device, questions)
     rehearsed: list[tuple[MemoryCandidate, Planned]] = []
     for candidate, answer in zip(candidates, answers, strict=True):
         if isinstance(answer, Planned):
@@ -269,7 +269,7 @@ class _Question(NamedTuple):
     maximized: str
 
 
-def _rehearsed(
+def _rehearse_each(
     options: Sequence[str], device: Capacity, questions: Sequence[_Question]
 ) -> Iterator[Planned | Unplanned]:
     """Rehearse the call once for each question; a few run at a time."""
@@ -312,7 +312,7 @@ def _show_timeline(
         print_message(f"written to {options.output}")
 
 
-def _device(options: Options) -> Capacity:
+def _device_capacity(options: Options) -> Capacity:
     """Return the name and the memory of the device that the options name, or else those of this machine's device."""
     memory_bytes = None
     if options.memory is not None:

@@ -301,7 +301,7 @@ def _show(
     for entry in runs.entries:
         if not _is_in_search(entry.folder, searches):
             entries.append(entry)
-    tables = _tables(entries, options, format_name, is_plain, problems)
+    tables = _requested_tables(entries, options, format_name, is_plain, problems)
     tables += [improve_table(record, folder) for folder, record in searches.items()]
     if is_plain:
         tables += changes
@@ -314,7 +314,9 @@ def _show(
     def summary() -> str:
         shown_tables = tables
         if format_name not in _FOR_PEOPLE:
-            shown_tables = _tables(entries, options, "markdown", is_plain, problems=[])
+            shown_tables = _requested_tables(
+                entries, options, "markdown", is_plain, problems=[]
+            )
         return formats.render(shown_tables, "markdown")
 
     write_for_github(options.github, summary)
@@ -359,7 +361,7 @@ def _draw_timelines(
             show(replace(table, above=[title, *filter(None, table.above)]))
 
 
-def _tables(
+def _requested_tables(
     entries: Sequence[Entry],
     options: Options,
     format_name: str,
@@ -486,7 +488,7 @@ def _grouped_table(
 
     columns = columns_named(options.columns, entries) if options.columns else None
     facts = facts_named(options.group_by, entries, "group_by")
-    groups = _groups(entries, facts)
+    groups = _runs_by_row(entries, facts)
     if options.relative is not None:
         baseline = baseline_named(options.relative, groups)
         make_table = (
@@ -501,7 +503,7 @@ def _grouped_table(
     return runs_table(groups, columns, facts)
 
 
-def _groups(
+def _runs_by_row(
     entries: Sequence[Entry], facts: Sequence[Column]
 ) -> Sequence[Sequence[Entry]]:
     """Return the runs that share a row: those with equal ``facts``, or the repeats if there are no facts."""
@@ -530,7 +532,7 @@ def _kernel_tables(
         head_width = None if config is None else config.head_dim
         tables = kernel_tables(kernels, COLUMNS["forward_s"].get(entry), head_width)
         if has_headings:
-            tables = _headed(tables, [str(entry.folder)])
+            tables = _with_lines_above(tables, [str(entry.folder)])
         all_tables += tables
     return all_tables
 
@@ -557,7 +559,7 @@ def _mfu_tables(
         if table is None:
             problems.append(f"{entry.folder}: FLOPs or tokens of the run are unknown")
             continue
-        tables += _headed([table], [str(entry.folder)])
+        tables += _with_lines_above([table], [str(entry.folder)])
         rows += [{"folder": str(entry.folder), **row} for row in table.records()]
     return _flat_table(rows) if is_for_programs else tables
 
@@ -569,7 +571,9 @@ def _allocation_tables(
     tables: list[Table] = []
     for entry, timelines in runs_with_timelines:
         for timeline in timelines:
-            tables += _headed([*allocation_tables(timeline)], ["", str(entry.folder)])
+            tables += _with_lines_above(
+                [*allocation_tables(timeline)], ["", str(entry.folder)]
+            )
     return tables
 
 
@@ -593,7 +597,7 @@ def _allocation_rows(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
             yield {"source": timeline.source, "which": name, **allocation.model_dump()}
 
 
-def _headed(tables: Sequence[Table], lines: Sequence[str]) -> list[Table]:
+def _with_lines_above(tables: Sequence[Table], lines: Sequence[str]) -> list[Table]:
     """Return the tables with ``lines`` above the first."""
     first_table, *rest = tables
     return [replace(first_table, above=[*lines, *first_table.above]), *rest]

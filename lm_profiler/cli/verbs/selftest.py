@@ -127,7 +127,7 @@ def conclude_test(
         device="unknown" if machine is None else machine.device_name,
         verb=runs[0].verb,
         steps=[run.time["step"] for run in runs],
-        words=[_verdict(run) for run in runs],
+        words=[_verdict_text(run) for run in runs],
         seen=spread,
         kept=spread_with_earlier,
         detectable=smallest_changes,
@@ -135,7 +135,7 @@ def conclude_test(
     )
 
 
-def _verdict(run: RunRecord) -> str:
+def _verdict_text(run: RunRecord) -> str:
     words = ", ".join(run.words) or "too short to judge"
     return "; ".join([words, *contention_lines(run.contention)])
 

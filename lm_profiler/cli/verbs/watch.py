@@ -91,7 +91,7 @@ def _watch(
 
     Return the exit code.
     """
-    ending = _ending(read_status(folder))
+    ending = _ending_text(read_status(folder))
     if ending or not sys.stdout.isatty():
         for table in watch_tables(folder):
             show(table)
@@ -108,9 +108,11 @@ def _watch(
     report_s = clock()
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
-            live.update(Text.from_ansi(_picture(folder, console.width)), refresh=True)
+            live.update(
+                Text.from_ansi(_text_of_run(folder, console.width)), refresh=True
+            )
             status = read_status(folder)
-            ending = _ending(status)
+            ending = _ending_text(status)
             if ending:
                 print_message(f"{folder}: the training {ending}")
                 has_succeeded = status.ended and status.error is None
@@ -129,7 +131,7 @@ def _watch(
     return FAILED
 
 
-def _picture(folder: Path, width: int) -> str:
+def _text_of_run(folder: Path, width: int) -> str:
     """Return the tables of a watched run as text of at most ``width`` columns, with an empty line after each table."""
     picture: list[str] = []
     for table in watch_tables(folder):
@@ -138,7 +140,7 @@ def _picture(folder: Path, width: int) -> str:
     return "\n".join(picture)
 
 
-def _ending(status: WatchStatus) -> str:
+def _ending_text(status: WatchStatus) -> str:
     """Return how a run ended; empty if it is still running, or if this is not known on this machine."""
     if status.error is not None:
         return f"failed with {status.error}"
@@ -217,7 +219,7 @@ def run_trace(
     folder = watched_folder(options.run)
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
-    ending = _ending(status)
+    ending = _ending_text(status)
     if ending:
         raise UsageError(
             f"RUN: the training of {folder} {ending}; its traces are in that folder"
@@ -246,7 +248,7 @@ def run_trace(
             print_message(f"traced: {file}")
             _show(read_kernels(file), options.format)
             return OK
-        if _ending(read_status(folder, options.rank)):
+        if _ending_text(read_status(folder, options.rank)):
             break
     if request.exists():
         request.unlink(missing_ok=True)

@@ -169,7 +169,7 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
 
 def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
     """Return the traces of all processes in a merged file: the ranks of a run."""
-    with _refused(path):
+    with _as_usage_error(path):
         processes = processes_in(path)
     if not processes:
         raise UsageError("ranks: expected the traces of several ranks, given one")
@@ -183,14 +183,14 @@ def _read(
     """Read the trace in ``path`` while showing the progress; raise UsageError if it is not a trace."""
     line = ReadingLine(path)
     try:
-        with _refused(path):
+        with _as_usage_error(path):
             return read_any_trace(path, step_name, most_events, process_name, line.draw)
     finally:
         line.erase()
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _as_usage_error(path: Path) -> Iterator[None]:
     """Turn an error of reading ``path`` into a UsageError with its name."""
     try:
         yield

@@ -50,12 +50,12 @@ def compilations(
             continue
         began_s = entry.start_time_us * 1e-6
         if began_s >= since_s:
-            what = _description(entry) if entry.co_name else None
+            what = _description_of(entry) if entry.co_name else None
             later.append(TimedCompilation(began_s, entry.end_time_us * 1e-6, what))
     return later if len(later) < remembered else None
 
 
-def _description(entry: Any) -> str:
+def _description_of(entry: Any) -> str:
     """Return the function that was compiled, and the reason if it was not the first time."""
     file_name = Path(entry.co_filename or "").name
     function = f"{entry.co_name} ({file_name}:{entry.co_firstlineno})"

@@ -168,7 +168,7 @@ class StepOperators:
             is_parameter = isinstance(tensor, nn.Parameter)
             if tensor.requires_grad and tensor.is_leaf and not is_parameter:
                 self._other_leaves[id(tensor)] = ref(tensor)
-        access = self._access(operator, args, kwargs, inputs, results)
+        access = self._access_of_call(operator, args, kwargs, inputs, results)
         written = access.changed | access.made
         # If the number of elements of a result depends on values, Python reads that number.
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
@@ -182,7 +182,7 @@ class StepOperators:
         # Of an optimizer's calls only reads and writes matter. Finding their lines and values would take a third of
         # the time of recording.
         is_of_model = self.phase != _OPTIMIZER
-        lines = self._lines(forward) if is_of_model else ()
+        lines = self._lines_of_call(forward) if is_of_model else ()
         cell = _running_cell() if is_of_model else None
         value, is_constant = self._values.add_call(
             operator,
@@ -234,12 +234,12 @@ class StepOperators:
                 seconds=0.0,
                 reads=(self._storages.number_of(whole),),
                 writes=(),
-                lines=self._lines(forward),
+                lines=self._lines_of_call(forward),
                 forward=forward,
             )
         )
 
-    def _access(
+    def _access_of_call(
         self,
         operator: Any,
         args: Any,
@@ -281,7 +281,7 @@ class StepOperators:
             self._last_forward_node = last_node_number
         return forward
 
-    def _lines(self, forward: int | None) -> tuple[CodeLine, ...]:
+    def _lines_of_call(self, forward: int | None) -> tuple[CodeLine, ...]:
         """Return the lines of the program that led to the call.
 
         In the phase backward, if the ``forward`` call is known, only the lines of hooks and autograd Functions: the
@@ -325,7 +325,7 @@ class StepOperators:
         kept = self._exposed_storages | self._storages.alive()
         # A gradient that is left counts only if the next step adds to it.
         kept -= set(gradients.values())
-        kept |= self._accumulated(gradients)
+        kept |= self._accumulated_storages(gradients)
         kept -= self._gradients_of_other_leaves(updated)
         return StepCalls(
             calls=self._calls,
@@ -362,7 +362,7 @@ class StepOperators:
                 storages.add(self._storages.number_of(gradient))
         return storages
 
-    def _accumulated(self, gradients: dict[int, int]) -> set[int]:
+    def _accumulated_storages(self, gradients: dict[int, int]) -> set[int]:
         """Return the storages of the ``gradients`` that the next step will read and add to.
 
         They are those of the parameters whose earlier gradient this step has read.

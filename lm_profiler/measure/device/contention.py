@@ -195,21 +195,23 @@ def cpu_reading(
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     try:
         busy_ticks, stolen_ticks = _machine_ticks(proc, cpus)
-        own_s_by_process = _family(proc, tick_s)
+        own_s_by_process = _cpu_seconds_of_family(proc, tick_s)
     except (OSError, ValueError, IndexError):  # no such file, or another format
         return None
     group = _group(proc, cgroups)
-    pressure = _text(group / "cpu.pressure") or _text(proc / "pressure/cpu")
+    pressure = _text_of_file(group / "cpu.pressure") or _text_of_file(
+        proc / "pressure/cpu"
+    )
     return CpuReading(
         at_s=monotonic(),
-        machine=_text(proc / "sys/kernel/random/boot_id") or "",
+        machine=_text_of_file(proc / "sys/kernel/random/boot_id") or "",
         cpus=cpus,
         busy_s=busy_ticks * tick_s,
         stolen_s=stolen_ticks * tick_s,
         own_s=own_s_by_process,
         waited_s=_waited_by_thread(proc, own_s_by_process),
-        pressure_s=_pressure(pressure),
-        throttled_s=_throttled(_text(group / "cpu.stat")),
+        pressure_s=_waited_s_in(pressure),
+        throttled_s=_throttled_s_in(_text_of_file(group / "cpu.stat")),
         switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
     )
 
@@ -233,14 +235,14 @@ def _machine_ticks(proc: Path, cpus: Container[int]) -> tuple[int, int]:
     return busy_ticks, stolen_ticks
 
 
-def _family(proc: Path, tick_s: float) -> dict[int, float]:
+def _cpu_seconds_of_family(proc: Path, tick_s: float) -> dict[int, float]:
     """Return the CPU seconds of this process and its descendants, with children that have ended."""
     cpu_s: dict[int, float] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in os.scandir(proc):
         if not entry.name.isdigit():
             continue
-        text = _text(proc / entry.name / "stat")
+        text = _text_of_file(proc / entry.name / "stat")
         if text is None:
             continue
         # The name in brackets may contain anything, also brackets.
@@ -270,14 +272,14 @@ def _waited_by_thread(proc: Path, family: Iterable[int]) -> dict[int, float] | N
     for pid in family:
         with suppress(OSError):  # the process has ended
             for thread in os.scandir(proc / str(pid) / "task"):
-                text = _text(Path(thread.path, "schedstat"))
+                text = _text_of_file(Path(thread.path, "schedstat"))
                 if text is not None:
                     _ran_ns, waited_ns = text.split()[:2]
                     waited_s[int(thread.name)] = int(waited_ns) * 1e-9
     return waited_s or None
 
 
-def _pressure(text: str | None) -> float | None:
+def _waited_s_in(text: str | None) -> float | None:
     """Return the seconds in which some task waited for a CPU, from the ``text`` of a ``cpu.pressure`` file."""
     if text is None or not text.startswith("some"):
         return None
@@ -287,7 +289,7 @@ def _pressure(text: str | None) -> float | None:
     return int(total_us) * 1e-6
 
 
-def _throttled(text: str | None) -> float | None:
+def _throttled_s_in(text: str | None) -> float | None:
     """Return how many seconds a control group was stopped by its CPU limit, from the ``text`` of its ``cpu.stat``.
 
     Version 2 of control groups counts microseconds, version 1 nanoseconds. None if the text has neither.
@@ -306,7 +308,7 @@ def _throttled(text: str | None) -> float | None:
 
 def _group(proc: Path, cgroups: Path) -> Path:
     """Return the folder of this process's control group for CPU time; it may not exist."""
-    for line in (_text(proc / "self/cgroup") or "").splitlines():
+    for line in (_text_of_file(proc / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         # Version 2 of control groups has one line without controllers, version 1 a line for each.
         if not controllers and (cgroups / "cgroup.controllers").exists():
@@ -316,7 +318,7 @@ def _group(proc: Path, cgroups: Path) -> Path:
     return cgroups
 
 
-def _text(path: Path) -> str | None:
+def _text_of_file(path: Path) -> str | None:
     try:
         return path.read_text()
     except OSError:

@@ -28,7 +28,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
     return Environment(
         versions={
             "python": platform.python_version(),
-            **{name: _version(name) for name in _PACKAGES},
+            **{name: _package_version(name) for name in _PACKAGES},
         },
         platform=platform.platform(),
         cpu=cpu_name(),
@@ -37,7 +37,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
         device_type=device.type,
         device_name=device_name(device),
         device_bytes=_device_bytes(device),
-        driver=_driver(device),
+        driver=_driver_version(device),
         world_size=world_size,
         flags={
             "float32_matmul_precision": float32_matmul_precision(device.type),
@@ -94,7 +94,7 @@ def device_name(device: torch.device) -> str:
 
 
 @cache  # because it reads the file system, and a run calls it twice
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     """Return the version of an installed package; "unknown" without one."""
     if package == "torch":
         return torch.__version__
@@ -127,7 +127,7 @@ def _device_bytes(device: torch.device) -> int | None:
     return None
 
 
-def _driver(device: torch.device) -> str | None:
+def _driver_version(device: torch.device) -> str | None:
     """Return the version of the GPU driver; None without one."""
     if device.type != "cuda":
         return None

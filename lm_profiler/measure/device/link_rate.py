@@ -70,12 +70,12 @@ def time_links(
     )
     for op in request.ops:
         for size_bytes in request.sizes_bytes:
-            row = _row(request, op, size_bytes, device, rank)
+            row = _measured_row(request, op, size_bytes, device, rank)
             if rank == 0:
                 send(row)
 
 
-def _row(
+def _measured_row(
     request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int
 ) -> LinkRow:
     """Measure the collective ``op`` of about ``size_bytes``; return its seconds, or why they are unknown."""

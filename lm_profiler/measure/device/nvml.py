@@ -240,7 +240,7 @@ class TelemetrySampler:
             return None
         self._stopping.set()
         thread.join(timeout=_PATIENCE_S)
-        return _reading([*self._samples], self.gpu.uuid)
+        return _telemetry_of_samples([*self._samples], self.gpu.uuid)
 
     def readings_between(
         self, began_s: float, ended_s: float
@@ -250,9 +250,9 @@ class TelemetrySampler:
         begin = bisect_left(samples, began_s, key=attrgetter("at_s"))
         end = bisect_left(samples, ended_s, key=attrgetter("at_s"))
         samples_between = samples[begin:end]
-        return _median(sample.sm_clock_hz for sample in samples_between), _throttling(
-            samples_between
-        )
+        return _median(
+            sample.sm_clock_hz for sample in samples_between
+        ), _throttle_reasons(samples_between)
 
     def _collect(self, samples: deque[_Sample], stopping: threading.Event) -> None:
         samples.append(self._sample())
@@ -294,7 +294,7 @@ class TelemetrySampler:
         return None if answer is None else answer * unit
 
 
-def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
+def _telemetry_of_samples(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
     """Return what the samples of one GPU show: medians, the energy between first and last; None without samples."""
     if not samples:
         return None
@@ -323,7 +323,7 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
         power_limit_w=_median(sample.power_limit_w for sample in samples),
         energy_j=energy_j,
         energy_source=None if energy_j is None else "counter",
-        throttle_reasons=_throttling(samples),
+        throttle_reasons=_throttle_reasons(samples),
         gpus=[uuid],
     )
 
@@ -333,7 +333,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known_values) if known_values else None
 
 
-def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
+def _throttle_reasons(samples: Sequence[_Sample]) -> list[str] | None:
     """Return the reasons why the GPU throttled in at least 5 % of the samples; None if no sample has reasons."""
     masks: list[int] = []
     for mask in _without_none(sample.reasons for sample in samples):

@@ -102,7 +102,7 @@ class FakeWorld:
         is_expanded = 0 in real.stride()
         keeps_values = is_small and not is_expanded and not real.requires_grad
         if keeps_values:
-            return self.mode.with_value(_repeated(real, shape))
+            return self.mode.with_value(_repeated_to_fill(real, shape))
         stored_shape = list(shape)
         if self.gpu is None:
             # Expanded dimensions, whose stride is 0, take no memory; copied to a GPU they would.
@@ -116,7 +116,7 @@ class FakeWorld:
             return stored.expand(shape)
 
 
-def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
+def _repeated_to_fill(real: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the values of ``real``, repeated until they fill ``shape``, in a new storage."""
     repeated = real.detach().cpu().clone()
     for axis, size in enumerate(shape):
@@ -336,7 +336,7 @@ def _check(path: Any, writable: set[Path], folder: str) -> None:
     resolved = Path(folder, os.fsdecode(path)).resolve()
     is_writable = not writable.isdisjoint((resolved, *resolved.parents))
     if not is_writable and "__pycache__" not in resolved.parts:
-        raise _refused(resolved.name)
+        raise _refusal(resolved.name)
 
 
 def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
@@ -344,8 +344,8 @@ def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
     name = "a file"
     if isinstance(f, (str, os.PathLike)):
         name = Path(f).name
-    raise _refused(name)
+    raise _refusal(name)
 
 
-def _refused(name: str) -> WouldChange:
+def _refusal(name: str) -> WouldChange:
     return WouldChange(f"it would write {name!r}, which only a real run may do")

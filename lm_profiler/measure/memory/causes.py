@@ -64,7 +64,7 @@ def storages_by_cause(
         if id(weight) not in parameter_ids:
             master_weights.append(weight)
     gradients = _gradients_of((*parameters, *master_weights))
-    optimizer_states = chain(master_weights, tensors_in(_states(optimizers)))
+    optimizer_states = chain(master_weights, tensors_in(_parameter_states(optimizers)))
     buffers = module.buffers()
     tensors_by_cause = (parameters, gradients, optimizer_states, buffers)
     counted: set[int] = set()
@@ -77,7 +77,7 @@ def storages_by_cause(
         yield uncounted_sizes
 
 
-def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
+def _parameter_states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
     """Yield the states of all parameters, also those of optimizers within ``optimizers``."""
     for optimizer in optimizers:
         yield from optimizer.state.values()
@@ -214,9 +214,9 @@ class HoldingsReader:
             # With accumulation a step has several passes, of which the highest level counts.
             phase = PARTS[ended_part]
             earlier_level = self._level_bytes.get(phase, 0)
-            self._level_bytes[phase] = max(earlier_level, self._level(causes))
+            self._level_bytes[phase] = max(earlier_level, self._held_bytes_by(causes))
         if begun_part == FORWARD and "start" not in self._level_bytes:
-            self._level_bytes["start"] = self._level(causes)
+            self._level_bytes["start"] = self._held_bytes_by(causes)
 
     def step_ended(self) -> None:
         """Keep the levels of the step that ends, and start again for the next step."""
@@ -256,7 +256,7 @@ class HoldingsReader:
             return held._replace(gradients=sum(self._arrived_gradients.values()))
         return held._replace(gradients=highest.gradient_bytes)
 
-    def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
+    def _held_bytes_by(self, causes: Sequence[Mapping[int, int]]) -> int:
         """Return the bytes that are held now; ``causes`` holds the storages of each field of ``Holdings``."""
         if self._source == "allocator":
             return self.held_bytes() or 0

@@ -313,14 +313,14 @@ class StorageNotes:
             largest=[],
             saved=_merged_over_layers(saved)[:_LISTED],
             saved_bytes=sum(note.bytes for note in saved),
-            residual=self._residual(),
-            block=self._block(saved),
+            residual=self._residual_stream(),
+            block=self._block_memory(saved),
         )
         return timeline.model_copy(
             update={"largest": self._largest_at(timeline.peak_at)}
         )
 
-    def _block(self, saved: Iterable[_Note]) -> BlockMemory | None:
+    def _block_memory(self, saved: Iterable[_Note]) -> BlockMemory | None:
         gradients = []
         for note in self._notes:
             if note.cause == "gradients":
@@ -333,7 +333,7 @@ class StorageNotes:
         alive.sort(key=attrgetter("bytes"), reverse=True)
         return [note.allocation() for note in alive[:_LISTED] if note.bytes]
 
-    def _residual(self) -> Allocation | None:
+    def _residual_stream(self) -> Allocation | None:
         """Return the allocation of a residual stream, with the number of such allocations; None if there is none.
 
         It is taken to be the most common shape among activations of three axes that additions made.
@@ -457,7 +457,7 @@ def timeline_from_snapshot(
         entry = mark_or_entry
         if entry["action"] == "alloc":
             size = _rounded(entry["size"])
-            notes.note_made(entry["addr"], size, _site(entry["frames"]))
+            notes.note_made(entry["addr"], size, _site_of_allocation(entry["frames"]))
         else:
             notes.note_freed(entry["addr"])
     return notes.timeline("measured")
@@ -492,7 +492,7 @@ def _rounded(size: int) -> int:
     return size + -size % _BLOCK
 
 
-def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
+def _site_of_allocation(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the place of an allocation: the innermost function as the operator, and the innermost line of the user.
 
     ``frames`` begins with the innermost.

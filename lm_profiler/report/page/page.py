@@ -63,10 +63,10 @@ def script() -> str:
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
     """Write the page of ``collection`` to ``path``, with ``table`` above its runs."""
-    write_whole(path, "\n".join(_document(collection, table)))
+    write_whole(path, "\n".join(_html_parts(collection, table)))
 
 
-def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
+def _html_parts(collection: Collection, top_table: Table | None) -> Iterator[str]:
     """Yield the parts of the HTML file: head, compressed data (Plotly and the answers to routes), and our script."""
     page_script = f"{script()}\nshowPage();\n"
     plotly = _plotly()
@@ -77,7 +77,7 @@ def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>Please allow JavaScript: this page needs its scripts to show the runs.</noscript>"
     yield _packed_element("plotly", plotly)
-    for route, answer in _answers(collection, top_table).items():
+    for route, answer in _answers_by_route(collection, top_table).items():
         has_answer_per_run = route in VIEWS
         if has_answer_per_run:
             answer = _grouped_by_block(answer)
@@ -89,12 +89,14 @@ def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
     yield "</body>\n</html>\n"
 
 
-def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
+def _answers_by_route(
+    collection: Collection, top_table: Table | None
+) -> dict[str, Any]:
     """Return the answers to the script's requests by route; the answer of a view has the blocks of each run by name."""
     runs, searches = _named_runs_and_searches(collection)
     listed = listing(runs, searches, "this page", page_views(), collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
-    limits = _limits(len(recorded))
+    limits = _limits_for(len(recorded))
     answers: dict[str, Any] = {"runs": listed | {"given": _top_blocks(top_table)}}
     for route, view in VIEWS.items():
         blocks_by_run = {}
@@ -116,7 +118,7 @@ def _grouped_by_block(answers: Mapping[str, list[Json]]) -> Json:
     return {"names": list(answers), "blocks": [list(column) for column in columns]}
 
 
-def _limits(run_count: int) -> Limits:
+def _limits_for(run_count: int) -> Limits:
     """Return how much a page with ``run_count`` runs shows of each run, so that the file stays small."""
     runs = max(run_count, 1)
     points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // runs))

@@ -46,7 +46,7 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
             "plot: expected runs that differ in exactly two options or properties for a heat map, "
             f"given {names}; see --where"
         )
-    quantity = _quantity(groups, column)
+    quantity = _fitting_quantity(groups, column)
     row_values = list(dict.fromkeys(group.values[0] for group in groups))
     column_values = list(dict.fromkeys(group.values[1] for group in groups))
     if max(len(row_values), len(column_values)) > _MOST_CELLS:
@@ -87,7 +87,7 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
     return figure
 
 
-def _quantity(groups: Sequence[Group], column: Column) -> Quantity:
+def _fitting_quantity(groups: Sequence[Group], column: Column) -> Quantity:
     """Return the quantity of ``column`` in a unit that fits the values of all groups."""
     if column.quantity is None:
         raise UsageError(
@@ -129,7 +129,7 @@ def _fact_name(value: Any) -> str:
 
 def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figure:
     """Draw a bar with an error bar for each group, the first at the top."""
-    quantity = _quantity(groups, column)
+    quantity = _fitting_quantity(groups, column)
     if len(groups) > _MOST_BARS:
         raise UsageError(
             f"plot: expected at most {_MOST_BARS} bars, given {len(groups)}; see --where"

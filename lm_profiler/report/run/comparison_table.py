@@ -152,19 +152,19 @@ def rows(comparison: Comparison) -> list[list[str]]:
     tokens/s, and each peak of memory.
     """
     step = comparison.step
-    texts = [_cells(TIMES["step"], step.a_s, step.b_s, step)]
+    texts = [_cells_of_row(TIMES["step"], step.a_s, step.b_s, step)]
     for row in comparison.work:
-        texts.append(_cells(_WORK[row.part], row.a_s, row.b_s, row))
+        texts.append(_cells_of_row(_WORK[row.part], row.a_s, row.b_s, row))
     for row in (comparison.forward_backward, *comparison.phases):
-        texts.append(_cells(TIMES[row.part], row.a_s, row.b_s, row))
+        texts.append(_cells_of_row(TIMES[row.part], row.a_s, row.b_s, row))
     for row in comparison.ranks:
-        texts.append(_cells(QUANTITIES[row.part], row.a_s, row.b_s, row))
+        texts.append(_cells_of_row(QUANTITIES[row.part], row.a_s, row.b_s, row))
     useful_tokens_per_s = QUANTITIES["useful_tokens_per_s"]
     texts += _rate_rows(TOKENS_PER_S, comparison.tokens)
     texts += _rate_rows(useful_tokens_per_s, comparison.useful_tokens)
     for peak in comparison.memory:
         quantity = MEMORY[peak.reading]
-        texts.append(_cells(quantity, peak.a_bytes, peak.b_bytes, peak))
+        texts.append(_cells_of_row(quantity, peak.a_bytes, peak.b_bytes, peak))
     return texts
 
 
@@ -172,7 +172,7 @@ def _rate_rows(quantity: Quantity, rate: RateChange | None) -> list[list[str]]:
     """Return the row of a rate; none if it is unknown."""
     if rate is None:
         return []
-    title, a_text, b_text, *further_texts = _cells(
+    title, a_text, b_text, *further_texts = _cells_of_row(
         quantity, rate.a_per_s, rate.b_per_s, rate
     )
     a_text = _with_bound(a_text, rate.a_bound)
@@ -180,7 +180,7 @@ def _rate_rows(quantity: Quantity, rate: RateChange | None) -> list[list[str]]:
     return [[title, a_text, b_text, *further_texts]]
 
 
-def _cells(
+def _cells_of_row(
     quantity: Quantity, a: float, b: float, row: PartChange | RateChange | MemoryChange
 ) -> list[str]:
     """Return the texts of a row: the figures of A and B, their difference and ratio, and the verdict."""
@@ -248,7 +248,7 @@ def verdict_line(comparison: Comparison) -> str:
     if decision.verdict == "SAME":
         line += f": any difference is below {interval.largest_change:.1%}"
     if decision.verdict in ("FASTER", "SLOWER"):
-        causes = _causes(comparison)
+        causes = _largest_changes(comparison)
         if causes:
             line += f", of which {', '.join(causes)}"
     if comparison.assumption is not None:
@@ -263,7 +263,7 @@ def _change_text(interval: RatioInterval) -> str:
     return f"{change:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
-def _causes(comparison: Comparison) -> list[str]:
+def _largest_changes(comparison: Comparison) -> list[str]:
     """Return the phases that changed most, each with its change as a share of A's step."""
     phases = comparison.phases
     if comparison.decision.part != "step":

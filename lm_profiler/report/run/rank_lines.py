@@ -37,7 +37,7 @@ def own_work_table(record: RunRecord) -> Table:
     """
     ranks = record.ranks
     assert ranks is not None
-    spreads = _spreads(ranks)
+    spreads = _spreads_over_ranks(ranks)
     rows = []
     for part, spread in spreads.items():
         rows.append((part, _row_texts(part, spread, ranks.step_s)))
@@ -50,7 +50,7 @@ def own_work_table(record: RunRecord) -> Table:
     return table_with_floors(_TITLES, rows, floors)
 
 
-def _spreads(ranks: Ranks) -> dict[str, RankSpread]:
+def _spreads_over_ranks(ranks: Ranks) -> dict[str, RankSpread]:
     """Return how far the ranks differ in each phase that has own work, and in waiting."""
     spreads = {}
     for part in PARTS:

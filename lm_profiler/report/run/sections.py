@@ -48,7 +48,7 @@ def phase_table(record: RunRecord) -> Table:
         titles.append("host (ms)")
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
-        if not _occurred(record, part):
+        if not _has_occurred(record, part):
             continue
         texts = _row_texts(record, part)
         if has_device:
@@ -87,7 +87,7 @@ def _has_device(record: RunRecord) -> bool:
     return environment is not None and environment.device_type != "cpu"
 
 
-def _occurred(record: RunRecord, part: str) -> bool:
+def _has_occurred(record: RunRecord, part: str) -> bool:
     """Return whether ``part`` took time on any clock; phases that this verb or loop lacks have none."""
     if part == "step":
         return True
@@ -261,16 +261,20 @@ def sections(record: RunRecord) -> list[Table]:
         else:
             step_times.append(figure)
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
-    tables.append(_families(record, step_times, "Time of a step (ms)"))
+    tables.append(_family_table(record, step_times, "Time of a step (ms)"))
     if _has_device(record):
-        tables.append(_families(record, host_times, "Time on the host's clock (ms)"))
+        tables.append(
+            _family_table(record, host_times, "Time on the host's clock (ms)")
+        )
     for title, group in GROUPS.items():
         if title not in _GROUPS_WITH_OWN_TABLES:
-            tables += _section(record, title, group)
+            tables += _tables_of_group(record, title, group)
     return [table for table in tables if table.rows]
 
 
-def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
+def _tables_of_group(
+    record: RunRecord, title: str, group: Sequence[Quantity]
+) -> list[Table]:
     """Return the tables of one group: its facts with their meanings, its lists, and its families."""
     single_figures = []
     family_figures = []
@@ -282,7 +286,7 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     tables = [known_table(record, single_figures, _word_rows(record, title))]
     for path in _LISTS_IN_SECTION.get(title, ()):
         tables.append(list_table(record, path))
-    tables.append(_families(record, family_figures))
+    tables.append(_family_table(record, family_figures))
     if title == "Waterfall":
         tables += waterfall_tables(record)
     titled_tables: list[Table] = []
@@ -397,7 +401,9 @@ def _time_text(figure: Quantity, record: RunRecord) -> str:
     return text
 
 
-def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
+def _family_table(
+    record: RunRecord, group: Sequence[Quantity], title: str = ""
+) -> Table:
     """Return a table of figures that exist once per part of a step, or once per moment.
 
     Such figures form families, such as the medians of all parts. A family is a column, and a part is a row; both are

@@ -56,8 +56,8 @@ def comparison_tables(comparison: TraceComparison) -> list[Table]:
         text_table(
             kinds_titles, kinds, left=2, title="by kind; the rows add up to the step"
         ),
-        _differences("operator", comparison.operators, has_module=True),
-        _differences("kernel", comparison.kernels, has_module=False),
+        _differences_table("operator", comparison.operators, has_module=True),
+        _differences_table("kernel", comparison.kernels, has_module=False),
     ]
 
 
@@ -66,7 +66,7 @@ def _side_line(label: str, side: TraceSide) -> str:
     return f"{label}: {side.trace}: {count_text(side.steps, 'step')} of {_ms(side.step_s)} ms{device}"
 
 
-def _differences(
+def _differences_table(
     noun: str, differences: Sequence[TimeDifference], has_module: bool
 ) -> Table:
     """Return a table of the largest differences; the line below has the sum of the others."""

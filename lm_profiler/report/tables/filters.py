@@ -34,8 +34,8 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
     Raises:
         UsageError: a condition names no fact, or no run meets them all.
     """
-    parsed = [_condition(text, entries) for text in conditions]
-    matching = [entry for entry in entries if _meets(entry, parsed)]
+    parsed = [_parse_condition(text, entries) for text in conditions]
+    matching = [entry for entry in entries if _meets_condition(entry, parsed)]
     if matching:
         return matching
     # The message lists the values that these facts do have.
@@ -45,7 +45,7 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
     raise UsageError(f"where: {expected}, found none; {'; '.join(values)}")
 
 
-def _meets(entry: Entry, conditions: Sequence[Condition]) -> bool:
+def _meets_condition(entry: Entry, conditions: Sequence[Condition]) -> bool:
     """Return whether ``entry`` has one of the wanted values of each fact, and none of the excluded ones."""
     wanted: dict[str, list[Condition]] = {}
     for condition in conditions:
@@ -60,7 +60,7 @@ def _any_holds(conditions: Sequence[Condition], entry: Entry) -> bool:
     return any(condition.holds(entry) for condition in conditions)
 
 
-def _condition(text: str, entries: Sequence[Entry]) -> Condition:
+def _parse_condition(text: str, entries: Sequence[Entry]) -> Condition:
     """Parse a condition such as verb=fit; raise UsageError if ``text`` is not a condition."""
     match = _CONDITION.fullmatch(text)
     if match is None:

@@ -156,7 +156,7 @@ def latex(table: Table) -> str:
     body = [rf"\begin{{tabular}}{{{alignments}}}", r"\toprule", titles, r"\midrule"]
     body += rows
     body += [r"\bottomrule", r"\end{tabular}"]
-    return _commented("%", table, body)
+    return _with_comments("%", table, body)
 
 
 def _latex_row(texts: Sequence[str]) -> str:
@@ -185,7 +185,7 @@ def typst(table: Table) -> str:
     ]
     body += [f"  {row}," for row in rows]
     body += ["  table.hline(),", ")"]
-    return _commented("//", table, body)
+    return _with_comments("//", table, body)
 
 
 def _typst(text: str) -> str:
@@ -194,7 +194,7 @@ def _typst(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
+def _with_comments(mark: str, table: Table, body: Iterable[str]) -> str:
     """Return ``body`` between the lines above and below the table, which become comments.
 
     ``body`` is left out if the table has no columns.
@@ -228,7 +228,7 @@ def csv_text(table: Table) -> str:
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow([_without_formula(name) for name in fields])
     for row in zip(*fields.values(), strict=True):
-        writer.writerow([_without_formula(_scalar(value)) for value in row])
+        writer.writerow([_without_formula(_value_or_json(value)) for value in row])
     return buffer.getvalue().replace("\r\n", "\n")
 
 
@@ -251,13 +251,13 @@ def parquet(table: Table) -> bytes:
 
     columns = {}
     for name, values in table.fields().items():
-        columns[name] = _with_one_type([_scalar(value) for value in values])
+        columns[name] = _with_one_type([_value_or_json(value) for value in values])
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
 
 
-def _scalar(value: Any) -> Any:
+def _value_or_json(value: Any) -> Any:
     """Return ``value`` itself, or its JSON if it is a list or a mapping."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -326,7 +326,7 @@ def lines(
     if table.titles:
         rows.insert(0, [TableCell(text=title, style="bold") for title in table.titles])
     widths = _fitting_widths(_needed_widths(rows), table.headings, max_width)
-    for piece in _pieces(widths, max_width):
+    for piece in _columns_of_pieces(widths, max_width):
         for row in rows:
             yield from _row_lines(row, piece, widths, table.headings, is_coloured)
 
@@ -392,7 +392,7 @@ def _fitting_widths(
     return halved
 
 
-def _pieces(widths: Sequence[int], max_width: int) -> Iterator[list[int]]:
+def _columns_of_pieces(widths: Sequence[int], max_width: int) -> Iterator[list[int]]:
     """Yield the indices of the columns of each piece: the first column, and as many others as fit."""
     if not widths:
         return

@@ -28,7 +28,7 @@ def kernel_columns() -> list[Column]:
     for kind in get_args(Kind):
         word = kind.replace("_", " ")
         meaning = f"share of a traced step that {word} kernels take"
-        share = partial(_share, kind, None)
+        share = partial(_share_of_kind, kind, None)
         name = f"share_{kind}"
         columns.append(asked_column(name, f"{word} share", meaning, share, "%"))
         for phase in _PASSES:
@@ -36,7 +36,7 @@ def kernel_columns() -> list[Column]:
             meaning = (
                 f"share of the {phase} pass of a traced step that {word} kernels take"
             )
-            share = partial(_share, kind, phase)
+            share = partial(_share_of_kind, kind, phase)
             name = f"share_{kind}_{phase}"
             columns.append(asked_column(name, title, meaning, share, "%"))
     meaning = "kernel that takes the most time in a traced step"
@@ -57,7 +57,7 @@ def kernel_columns() -> list[Column]:
     return columns
 
 
-def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
+def _share_of_kind(kind: Kind, phase: str | None, entry: Entry) -> float | None:
     """Return the share of a kind of kernels in the time of a phase, or of the step; None without a trace."""
     table = first_kernels(entry)
     if table is None:

@@ -41,7 +41,7 @@ def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
     tables: list[Table] = []
     for model, runs in _runs_by_model(entries).items():
         tables.append(
-            _table(
+            _table_of_contexts(
                 f"{model}: share of matmuls",
                 ["inference", "training"],
                 runs,
@@ -49,7 +49,7 @@ def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
             )
         )
         tables.append(
-            _table(
+            _table_of_contexts(
                 f"{model}: largest kernel of each pass",
                 ["inference forward", "training forward", "training backward"],
                 runs,
@@ -57,7 +57,7 @@ def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
             )
         )
         tables.append(
-            _table(
+            _table_of_contexts(
                 f"{model}: largest kernel of forward that is neither a matmul nor attention",
                 ["kernel", "share", "ms per step", "calls per step"],
                 runs,
@@ -81,7 +81,7 @@ def _runs_by_model(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return runs
 
 
-def _table(
+def _table_of_contexts(
     title: str, titles: Sequence[str], runs: Sequence[Entry], cells_of_row: CellFunction
 ) -> Table:
     """Return a table with a row for each context of ``runs``."""
@@ -99,8 +99,8 @@ def _table(
 def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
     """Return the share of matmuls in inference and in training, or why it is unknown."""
     cells = []
-    for run, phase in ((_inference(runs), "forward"), (_training(runs), None)):
-        kernels = _kernels(run)
+    for run, phase in ((_inference_run(runs), "forward"), (_training_run(runs), None)):
+        kernels = _kernel_table(run)
         share = None if kernels is None else _share_of_matmuls(kernels, phase)
         if share is None:
             cells.append(_reason_cell(run))
@@ -111,11 +111,11 @@ def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
     """Return the largest kernels of inference and of both passes of training, or why they are unknown."""
-    inference, training = _inference(runs), _training(runs)
+    inference, training = _inference_run(runs), _training_run(runs)
     passes = ((inference, "forward"), (training, "forward"), (training, "backward"))
     cells = []
     for run, phase in passes:
-        kernels = _kernels(run)
+        kernels = _kernel_table(run)
         largest = None if kernels is None else _largest_kernel(kernels, phase)
         if largest is None:
             cells.append(_reason_cell(run))
@@ -127,8 +127,8 @@ def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
     """Return the name, share, milliseconds and calls of the largest kernel of forward that is not a product."""
-    run = _inference(runs) or _training(runs)
-    kernels = _kernels(run)
+    run = _inference_run(runs) or _training_run(runs)
+    kernels = _kernel_table(run)
     largest = None
     if kernels is not None:
         largest = _largest_kernel(kernels, "forward", kinds_left_out=PRODUCTS)
@@ -145,12 +145,12 @@ def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
     ]
 
 
-def _inference(runs: Sequence[Entry]) -> Entry | None:
+def _inference_run(runs: Sequence[Entry]) -> Entry | None:
     """Return the run that computes only forward passes, if there is one; of several, the first with a trace."""
     return _traced_first([run for run in runs if run.verb != _TRAINING])
 
 
-def _training(runs: Sequence[Entry]) -> Entry | None:
+def _training_run(runs: Sequence[Entry]) -> Entry | None:
     return _traced_first([run for run in runs if run.verb == _TRAINING])
 
 
@@ -161,7 +161,7 @@ def _traced_first(runs: Sequence[Entry]) -> Entry | None:
     return runs[0] if runs else None
 
 
-def _kernels(run: Entry | None) -> KernelTable | None:
+def _kernel_table(run: Entry | None) -> KernelTable | None:
     return None if run is None else first_kernels(run)
 
 

@@ -287,7 +287,7 @@ def _wide_columns(
         columns[f"{title} std (sec)"] = _figure_column(f"{part}_std_s", _six_digits)
     if is_attention:
         for title, name in _MEMORY_COLUMNS.items():
-            columns[title] = _figure_column(name, _mib)
+            columns[title] = _figure_column(name, _mib_text)
     columns["status"] = _status_cell
     if any(entry.cell is not None and entry.cell.repeat for entry in entries):
         columns["repeat"] = _fact_column("repeat")
@@ -350,7 +350,7 @@ def _six_digits(seconds: float) -> str:
     return f"{seconds:.6g}"
 
 
-def _mib(count: float) -> str:
+def _mib_text(count: float) -> str:
     digits = 1 if abs(count) >= 100 * 2**20 else 3
     return f"{count / 2**20:,.{digits}f} MiB"
 
@@ -521,7 +521,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
     entry_names = iter(names(ordered))
     for cut, entries_of_cut in groupby(ordered, key=lambda entry: entry.cut):
         cut_entries = list(entries_of_cut)
-        lines_above += _banner(cut_entries, cut)
+        lines_above += _banner_lines(cut_entries, cut)
         for entry in cut_entries:
             name = next(entry_names)
             steps = steps_after(entry) if entry.shows_steps else None
@@ -531,7 +531,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
     return Table(headings, rows, lines_above, verbatim=True)
 
 
-def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
+def _banner_lines(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
     """Return the lines above the runs of one cut: the facts that they share, between two horizontal rules."""
     facts = []
     if cut is not None and cut.warmup is not None:

@@ -89,10 +89,10 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
             "of one link"
         )
     ]
-    return Table(headings, [_cells(row) for row in rows], lines_above)
+    return Table(headings, [_cells_of_collective(row) for row in rows], lines_above)
 
 
-def _cells(row: LinkFigures) -> list[TableCell]:
+def _cells_of_collective(row: LinkFigures) -> list[TableCell]:
     """Return the cells of a collective; if its time is unknown, its cell has the reason."""
     median_cell = figure_cell(MEDIAN, row.median, median_interval(row.seconds))
     if row.unknown is not None:

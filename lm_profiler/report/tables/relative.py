@@ -83,7 +83,7 @@ def with_relative(
 
     ``groups`` are the rows of ``table``.
     """
-    baselines = _baselines(groups, baseline)
+    baselines = _baseline_of_each(groups, baseline)
     headings: list[Heading] = []
     rows: list[list[TableCell]] = [[] for _ in groups]
     for index, heading in enumerate(table.headings):
@@ -179,7 +179,9 @@ def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> Tab
     return replace(ratio, text=text)
 
 
-def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:
+def _baseline_of_each(
+    groups: Sequence[RunGroup], baseline: Baseline
+) -> list[RunGroup | None]:
     """Return for each group its baseline: the group with the baseline's value and the same other settings.
 
     It is None if there is no such group, or if there are several.

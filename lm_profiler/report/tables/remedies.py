@@ -41,7 +41,7 @@ def _remedy_lines(entry: Entry) -> list[str]:
     """
     if entry.status not in ("oom", "refused"):
         return []
-    command = _command(entry)
+    command = _command_text(entry)
     failure = entry.record.failure if entry.record is not None else None
     if failure is not None and failure.remedies:
         best, *alternatives = failure.remedies
@@ -57,7 +57,7 @@ def _remedy_lines(entry: Entry) -> list[str]:
     return []
 
 
-def _command(entry: Entry) -> str:
+def _command_text(entry: Entry) -> str:
     """Return the command of a run; that of a cell is without the name and folder that the sweep gave it."""
     if entry.cell is not None:
         words = []
@@ -122,10 +122,10 @@ def _blocks_of_cell(entry: Entry) -> Blocks:
 def _best_line(cells: CellsByBlocks) -> str | None:
     """Return a line on the checkpoints with the smallest peak and their neighbours; None without two peaks."""
     source = "measured"
-    peaks = _peaks(cells, "allocated_peak_bytes")
+    peaks = _largest_peaks(cells, "allocated_peak_bytes")
     if not peaks:
         source = "planned"
-        peaks = _peaks(cells, "planned_peak_bytes")
+        peaks = _largest_peaks(cells, "planned_peak_bytes")
     if len(peaks) < 2:
         return None
     in_order = sorted(peaks)
@@ -144,7 +144,7 @@ def _best_line(cells: CellsByBlocks) -> str | None:
     return f"{line}; {', '.join(texts)}{_cost_text(cells, best)}"
 
 
-def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
+def _largest_peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
     """Return the largest peak of each setting's cells; a setting without a known peak is left out."""
     get = QUANTITIES[figure_name].get
     largest = {}

@@ -64,14 +64,16 @@ def runs_table(
     names = by or naming_columns(groups)
     if columns:
         shown_columns = list(columns)
-        table = _table(groups, shown_columns)
+        table = _table_of_rows(groups, shown_columns)
     else:
         known_figures = []
         for figure in _main_figures(groups):
             if _is_known_column(groups, figure):
                 known_figures.append(figure)
         shown_columns = [*names, *known_figures, COLUMNS["status"]]
-        table = _table(groups, shown_columns, without_interval=known_figures[1:])
+        table = _table_of_rows(
+            groups, shown_columns, without_interval=known_figures[1:]
+        )
 
     lines_above = shared_fact_lines(groups, shown_columns)
     if columns is None:
@@ -89,7 +91,7 @@ def raw_runs_table(
     """Return a table for programs, in which facts that all rows share are columns too."""
     if columns is None:
         columns = _columns_for_programs(groups, by)
-    return _table(groups, columns)
+    return _table_of_rows(groups, columns)
 
 
 def _columns_for_programs(
@@ -110,7 +112,7 @@ def _columns_for_programs(
     return list(by_name.values())
 
 
-def _table(
+def _table_of_rows(
     groups: Sequence[RunGroup],
     columns: Sequence[Column],
     without_interval: Sequence[Column] = (),

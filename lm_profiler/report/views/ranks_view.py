@@ -48,7 +48,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     assert record is not None
     ranks = record.ranks
     assert ranks is not None
-    rows = _rows(ranks)
+    rows = _rank_times(ranks)
     conclusion = who_waits(ranks)
     head = [line(f"{conclusion[0].upper()}{conclusion[1:]}.", "headline")]
     head += [line(text, "quiet") for text in communication_lines(ranks)]
@@ -110,7 +110,7 @@ def _ranks_text(ranks: Ranks) -> str:
     return f"{ranks.heard:,} of {world}"
 
 
-def _rows(ranks: Ranks) -> list[RankTimes]:
+def _rank_times(ranks: Ranks) -> list[RankTimes]:
     """Return the ranks by their numbers; if only the extremes are known, sorted by own work, the most first."""
     if _has_all_ranks(ranks):
         return sorted(ranks.by_rank, key=lambda row: row.rank)

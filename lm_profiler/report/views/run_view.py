@@ -51,13 +51,13 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
     """Return the page of a run: the verdict, its steps and phases, and every figure."""
     record = entry.record
     assert record is not None
-    view_blocks = [_head(record)]
-    view_blocks += _steps(entry, record, limits.steps)
-    view_blocks += _phases(record)
+    view_blocks = [_conclusion_card(record)]
+    view_blocks += _steps_card(entry, record, limits.steps)
+    view_blocks += _phase_cards(record)
     view_blocks += _more_lines(record)
     if record.other_by_owner is not None and record.other_by_owner.actions:
-        view_blocks.append(_owners(record.other_by_owner))
-    view_blocks.append(fold("Every figure", *_figures(record)))
+        view_blocks.append(_owners_fold(record.other_by_owner))
+    view_blocks.append(fold("Every figure", *_figure_sections(record)))
     if record.command:
         view_blocks.append(fold("Repeat it", command(record.command)))
     return view_blocks
@@ -70,7 +70,7 @@ def missing(entry: Entry) -> str | None:
 RUN = View("run", "Run", blocks, missing)
 
 
-def _head(record: RunRecord) -> Json:
+def _conclusion_card(record: RunRecord) -> Json:
     """Return the card with the conclusion: how the run failed, or what limits it and what to do next."""
     head_blocks = [line(text, "error") for text in failure_lines(record)]
     verdict = verdict_lines(record)
@@ -98,7 +98,7 @@ def _start_text(record: RunRecord) -> str:
     return f"{text}, took {record.duration_s:,.1f} s"
 
 
-def _phases(record: RunRecord) -> list[Json]:
+def _phase_cards(record: RunRecord) -> list[Json]:
     times = replace(time_table(record), above=[], below=[])
     return [card("Time by phase", *table(times))] if times.rows else []
 
@@ -125,7 +125,7 @@ def _more_lines(record: RunRecord) -> list[Json]:
     return [fold(", ".join(counts), *notes, *further_lines)]
 
 
-def _owners(owned: OtherByOwner) -> Json:
+def _owners_fold(owned: OtherByOwner) -> Json:
     """Return a fold with the owners of the time outside the phases: a bar for each of the longest actions."""
     actions = owned.actions[:_MOST_OWNERS]
     longest_s = max(action.seconds for action in actions)
@@ -150,7 +150,7 @@ def _owners(owned: OtherByOwner) -> Json:
     )
 
 
-def _figures(record: RunRecord) -> list[Json]:
+def _figure_sections(record: RunRecord) -> list[Json]:
     """Return the sections of ``report RUN``; small ones are placed side by side."""
     section_blocks: list[Json] = []
     for printed in sections(record):
@@ -183,7 +183,7 @@ class _StepColumns:
         return round(row.time(part, self.clock) * 1e3, 6)
 
 
-def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
+def _steps_card(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
     """Return the card with the chart of warm-up and measured steps on each clock; no card without steps."""
     title = "Time of each step"
     if not record.steps:
@@ -203,7 +203,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
     warmup = min(warmup_rows + unused_rows, len(rows))
     row_by_step = {row.step: row for row in means}
     charts = {}
-    for clock, name in _clocks(record, rows).items():
+    for clock, name in _clock_titles(record, rows).items():
         steps = _StepColumns(rows, warmup, clock)
         charts[name] = [_chart_of_steps(steps, _odd_marks(record, row_by_step, steps))]
     notes = []
@@ -220,7 +220,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
     return [card(title, *note_lines, *single_chart)]
 
 
-def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
+def _clock_titles(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
     """Return the clocks that timed the steps, with their titles; without a device there is only the host's."""
     has_device = (
         record.environment is not None and record.environment.device_type != "cpu"

@@ -53,7 +53,7 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
     # The first table has no rows, only lines about the state of the run.
     state, *tables = watch_tables(folder, _EVENTS)
     headline, *lines = state.above
-    curves = _curves(folder, limits.watch_points)
+    curves = _curve_points(folder, limits.watch_points)
     events = read_events(folder)[-_EVENTS:]
     steps = card(
         "Step time over the run",
@@ -68,7 +68,7 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
             table_by_column[printed.headings[0].title] = printed
     view_blocks = [steps]
     if "where the time went" in table_by_column:
-        view_blocks.append(_ledger(table_by_column["where the time went"]))
+        view_blocks.append(_ledger_bars(table_by_column["where the time went"]))
     if "when" in table_by_column:
         view_blocks.append(card("Events", *table(table_by_column["when"])))
     for column, title in _FOLDS.items():
@@ -88,7 +88,7 @@ def missing(entry: Entry) -> str | None:
 WATCH = View("watch", "Watch", blocks, missing, is_live=True)
 
 
-def _ledger(ledger: Table) -> Json:
+def _ledger_bars(ledger: Table) -> Json:
     """Return a bar for each row of the ledger; the last row is the wall time, the sum of the others."""
     *terms, total = ledger.rows
     wall_s = _seconds(total[1].text)
@@ -110,7 +110,7 @@ def _seconds(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
+def _curve_points(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
     """Return the points of the curves: the first step of each point, and the distribution of its step times.
 
     The points are computed from the rows of individual steps as long as the file has all of them, else from windows.

@@ -70,13 +70,13 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/perfetto/*": send_perfetto,
         }
         for name in VIEWS:
-            handlers[f"/{name}"] = self._view(name)
+            handlers[f"/{name}"] = self._view_handler(name)
         apps = {}
         for route, handler in handlers.items():
             apps[route] = Request.application(_with_headers(handler))
         return apps
 
-    def _view(self, name: str) -> Handler:
+    def _view_handler(self, name: str) -> Handler:
         """Return the handler of the view ``name`` of a run, which reads only files of that run."""
 
         def answer(request: Request) -> Json:
