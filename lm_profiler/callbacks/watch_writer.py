@@ -135,7 +135,7 @@ class WatchWriter:
     )
     _queue: SimpleQueue[HandOver | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
-    _newest: HandOver = HandOver(0)  # noqa: RUF009 - a tuple
+    _newest: HandOver = HandOver(now_ns=0)  # noqa: RUF009 - a tuple
     # readings of counters of steps that are not timed yet
     _early_readings: list[Reading] = field(default_factory=list)
     # the last reading of a timed step; empty before the first

@@ -171,7 +171,7 @@ def _fitting_and_smaller_settings(
     cli: ProfilerCLI, limit_bytes: int
 ) -> tuple[list[str], list[str]]:
     """Return the settings that make the run fit, each by itself, and a few that need less but may not fit."""
-    planned = _rehearse(cli, "batch", limit_bytes)
+    planned = _rehearse(cli, maximized="batch", device_bytes=limit_bytes)
     if isinstance(planned, Unplanned):
         return [], []
     fitting: list[str] = []

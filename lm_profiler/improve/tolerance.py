@@ -191,7 +191,7 @@ def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
     if steps < 2:
         return 0.0
     standard_error = stdev(distances) / sqrt(steps)
-    return standard_error * student_quantile(steps - 1.0, 0.95)
+    return standard_error * student_quantile(steps - 1.0, confidence=0.95)
 
 
 def _losses(run: RunRecord) -> Sequence[float | None]:

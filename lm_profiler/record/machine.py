@@ -35,6 +35,9 @@ class Environment(Part):
     git_commit: str | None
 
 
+_LITTLE_FREE_MEMORY = 0.1  # as a share of the device's memory
+
+
 class Settings(Part):
     """The options of a run, and features of its machine, on which advice depends. None means unknown: no advice."""
 
@@ -74,6 +77,12 @@ class Settings(Part):
     @property
     def full_precision(self) -> bool:
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
+
+    @property
+    def memory_is_full(self) -> bool:
+        """Whether the device has too little free memory for larger batches; False if that is unknown."""
+        free_share = self.memory_free_share
+        return free_share is not None and free_share < _LITTLE_FREE_MEMORY
 
 
 class ModelFacts(Part):

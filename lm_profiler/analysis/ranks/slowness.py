@@ -176,7 +176,9 @@ def _test_rank(
         part=part,
         fast_ranks=fast,
         seconds=mean_s * share_of_steps,
-        half_interval_s=student_quantile(freedom, 0.95) * error_s * share_of_steps,
+        half_interval_s=student_quantile(freedom, confidence=0.95)
+        * error_s
+        * share_of_steps,
         is_certain=mean_s > student_quantile(freedom, confidence) * error_s,
         begin=int(judged_steps[begin]),
         end=int(judged_steps[end - 1]) + 1,

@@ -102,7 +102,7 @@ class RanksWork:
     _run_s: float = field(init=False)  # the duration of all segments
 
     def __post_init__(self) -> None:
-        self._all_own_s = self.own_in_slices_s(None)
+        self._all_own_s = self.own_in_slices_s(None)  # None: all parts
         self._run_s = self._duration_s(self._all_own_s)
         self.caused_s = self._waits_caused_s()
 

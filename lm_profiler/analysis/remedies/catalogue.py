@@ -673,9 +673,6 @@ def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
 
 def _small_batch_text(finding: Finding, settings: Settings) -> str:
     """Return the advice to use larger batches, or to accumulate them if memory is full."""
-    memory_is_full = (
-        settings.memory_free_share is not None and settings.memory_free_share < 0.1
-    )
     noun = ""
     size = 0
     if "tokens_per_batch" in finding.facts:
@@ -685,7 +682,7 @@ def _small_batch_text(finding: Finding, settings: Settings) -> str:
         noun = "sample"
         size = int(finding.facts["samples_per_batch"])
     present_size = f" (now {count_text(size, noun)})" if noun else ""
-    if memory_is_full:
+    if settings.memory_is_full:
         return f"Accumulate the gradients of more batches{present_size}: memory is too full for a larger batch."
     growth = finding.facts.get("growth")
     example = ""
@@ -801,8 +798,8 @@ def _accumulated_text(finding: Finding, settings: Settings) -> str:
         count = str(round(1.0 / single_share))
     return (
         "Use larger micro-batches, and accumulate the gradients of fewer of them, if memory allows: each step "
-        f"computes {count} small ones one after another in {_line_or_operator(finding)}, which spend much of their time on calling "
-        "operators."
+        f"computes {count} small ones one after another in {_line_or_operator(finding)}, which spend much of their "
+        "time on calling operators."
     )
 
 

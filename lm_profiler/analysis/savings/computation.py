@@ -18,6 +18,9 @@ from lm_profiler.record.run_record import Finding
 # Recomputation runs forward again with additional bookkeeping on cold caches: without it, a step was shorter by 1.27
 # times the time of forward.
 _RECOMPUTING_FACTOR = 1.3
+_ENOUGH_FREE_MEMORY = (
+    0.3  # the share of the device's memory that stored activations may need
+)
 # the share of forward's time by its share of the FLOPs, for the blocks of a model without its logits
 _TIME_PER_FLOPS_SHARE = 1.3
 _DISPATCH_MODE = (
@@ -204,7 +207,7 @@ def _matmul_s(costs: StepCosts) -> float:
 def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
     """Find activation checkpointing in a run with enough free memory to store the activations."""
     free_share = costs.settings.memory_free_share
-    may_fit = free_share is None or free_share >= 0.3
+    may_fit = free_share is None or free_share >= _ENOUGH_FREE_MEMORY
     if costs.settings.checkpointing and may_fit:
         repeated_s = _recomputation_s(costs)
         yield costs.finding(

@@ -34,15 +34,14 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     fixed_s = _fixed_s(costs)
     if fixed_s < _LARGE_FIXED_SHARE * costs.step_s:
         return
-    free_share = costs.settings.memory_free_share
-    memory_is_full = free_share is not None and free_share < 0.1
-    if memory_is_full:
+    if costs.settings.memory_is_full:
         return
 
     samples = costs.settings.samples_per_batch
     growth = 2.0  # the factor by which the batch may grow
     if samples:
         growth = max(_USUAL_BATCH / samples, 2.0)
+    free_share = costs.settings.memory_free_share
     if free_share is not None:
         growth_that_fits = 1.0 / (1.0 - free_share)
         growth = max(min(growth, growth_that_fits), 2.0)

@@ -31,6 +31,7 @@ _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
 SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 MANY_CALLS = 200  # of one operator in a step
+_LARGEST_LOST_SHARE = 0.9  # so that nothing is divided by almost 0 (1 - this share)
 MODEL_PHASES = ("forward", "backward")
 
 # The field of the record that holds the times of parts: on the device's clock if there is one, or on the host's.
@@ -142,7 +143,7 @@ class StepCosts:
         contention = self.record.contention
         if contention is None or contention.not_had is None:
             return 1.0
-        lost_share = min(contention.not_had, 0.9)
+        lost_share = min(contention.not_had, _LARGEST_LOST_SHARE)
         return 1.0 / (1.0 - lost_share)
 
     def slowdown_in(self, phase: str) -> float:

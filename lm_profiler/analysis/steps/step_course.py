@@ -206,7 +206,7 @@ def _most_changes(count: int) -> int:
 def _needed_gains(count: int, most_changes: int) -> Series:
     """Return (most_changes + 2,) the gain that courses with 0, 1, … ``most_changes`` changes need, and last a burst."""
     gains = [change_costs(count, changes) for changes in range(most_changes + 1)]
-    burst_gain = change_costs(count, 2) - _BURST_BONUS
+    burst_gain = change_costs(count, changes=2) - _BURST_BONUS
     return np.array([*gains, burst_gain])
 
 

@@ -172,7 +172,7 @@ def processes_in(path: Path, most_events: int = MOST_EVENTS) -> Sequence[TracePr
     Raises the same errors as ``read_any_trace``.
     """
     try:
-        _read_packed(path, _step_names(None), {}, most_events)
+        _read_packed(path, _step_names(step_name=None), {}, most_events)
     except SeveralProcesses as error:
         return error.processes
     return ()

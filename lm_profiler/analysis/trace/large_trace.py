@@ -147,7 +147,7 @@ def chosen_part(
     if not len(event_counts.stretches):
         raise ValueError("no event has a possible start")
     steps = outermost(survey.steps)
-    begin = steps[0].start if steps else event_counts.moment_of(0)
+    begin = steps[0].start if steps else event_counts.moment_of(number=0)
     events_before = event_counts.events_before(begin)
 
     fitting_steps = []

@@ -128,6 +128,7 @@ class SlowSteps:
         self._begin_end_ns = np.concatenate([self._begin_end_ns, ns])
         self._seconds = np.concatenate([self._seconds, seconds])
         blocks = len(self._steps) // NEIGHBOURS
+        # a block is judged with the one before it and, while the run goes on, with the one after it
         fewest_blocks = 2 if run_is_over else 3
         if blocks < fewest_blocks:
             return []

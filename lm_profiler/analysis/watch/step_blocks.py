@@ -18,6 +18,11 @@ _TRIMMED = 6
 _LEAST_STEP_S = 1e-9  # shorter steps count as this, because 0 has no logarithm
 # A drift counts as begun after the first block only if this reduces the squared error to this share.
 _LATER_KNEE = 0.85
+_FEWEST_FOR_LINE = 4  # blocks
+# blocks on each side that show whether there are two levels, and not one line
+_FEWEST_BEFORE_SPLIT, _FEWEST_AFTER_SPLIT = 3, 2
+# A block is near a line if its distance from it is at most this many times the median distance.
+_NEAR_LINE = 4.0
 _MOST_KNEES = 100  # blocks that are tried as the beginning of a drift
 # The values of each of two levels may differ by at most this share of the gap between the levels.
 _SPREAD_OF_LEVEL = 0.25
@@ -196,7 +201,7 @@ def winsorized_differences(
 
 def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:
     """Return whether one straight line fits ``earlier`` and ``later`` blocks better than a constant level for each."""
-    if len(earlier) < 3 or len(later) < 2:
+    if len(earlier) < _FEWEST_BEFORE_SPLIT or len(later) < _FEWEST_AFTER_SPLIT:
         return False
     blocks = [*earlier, *later]
     weights = np.array([block.steps for block in blocks], dtype=float)
@@ -233,7 +238,8 @@ def knee_of(blocks: Sequence[StepBlock]) -> int:
     best_knee = 0
     least_error = math.inf
     stride = max(len(blocks) // _MOST_KNEES, 1)
-    for knee in range(0, len(blocks) - 3, stride):
+    last_knee = len(blocks) - _FEWEST_FOR_LINE
+    for knee in range(0, last_knee + 1, stride):
         steps_since_knee = np.maximum(first_steps - first_steps[knee], 0.0)
         design = np.column_stack([np.ones(len(blocks)), steps_since_knee])
         solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
@@ -247,8 +253,8 @@ def knee_of(blocks: Sequence[StepBlock]) -> int:
 
 
 def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
-    """Return (TIMED,) the seconds at the last block, by a line through all blocks; of fewer than four, the mean."""
-    if len(blocks) < 4:
+    """Return (TIMED,) the seconds at the last block, by a line through all blocks; of too few blocks, the mean."""
+    if len(blocks) < _FEWEST_FOR_LINE:
         return mean_seconds(blocks)
     middle_steps = _middle_steps(blocks)
     seconds = np.array([block.seconds for block in blocks])
@@ -262,7 +268,7 @@ def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
             design[is_near_line], seconds[is_near_line], rcond=None
         )
         distances_s = np.abs(seconds[:, -1] - design @ solution[:, -1])
-        is_near_line = distances_s <= 4.0 * np.median(distances_s)
+        is_near_line = distances_s <= _NEAR_LINE * np.median(distances_s)
     end_s: Seconds = solution[0]
     return end_s
 

@@ -140,7 +140,7 @@ def _written_cells(request: ImproveRequest, calls: CellCalls) -> list[Cell]:
     """Return the cells whose options the user wrote: the first setting, and each value of ``--try``."""
     cells = [calls.baseline()]
     for name, texts in request.try_.items():
-        cells += [calls.time({name: text}, 0) for text in texts]
+        cells += [calls.time({name: text}, number=0) for text in texts]
     return cells
 
 

@@ -246,7 +246,7 @@ class Options:
 def run(options: Options) -> int:
     """Print or write what is requested and return the exit code: 1 if none of the runs can be shown."""
     if options.columns == ["help"]:
-        write(Collection(), column_tables(), "terminal", None)
+        write(Collection(), column_tables(), "terminal", output=None)
         return OK
     runs = runs_below(options.runs, "RUNS")
     if options.where:

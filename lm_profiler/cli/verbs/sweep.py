@@ -214,9 +214,9 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
     groups = repeats_together(entries)
     counts = Counter(entry.status for entry in entries)
     if request.format == "json":
-        write(Collection(), [raw_runs_table(groups)], "json", None)
+        write(Collection(), [raw_runs_table(groups)], "json", output=None)
     else:
-        write(Collection(), [runs_table(groups)], request.format, None)
+        write(Collection(), [runs_table(groups)], request.format, output=None)
         print(_counts_line(counts, folder, request))
         print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if is_interrupted or counts.keys() & {"interrupted", "missing"}:

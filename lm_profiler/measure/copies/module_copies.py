@@ -219,8 +219,8 @@ def audit(
         return ModuleCopy(copy_tensor)(original)
 
     with undisturbed(module), torch.enable_grad():
-        module_copy = copy_of(module, None)
-        batch_copy = copy_of(batch, None)
+        module_copy = copy_of(module, float_dtype=None)
+        batch_copy = copy_of(batch, float_dtype=None)
         as_trained = _run(module_copy, batch_copy, step, precision, loss_scale)
         # free before the next copies are made
         del module_copy, batch_copy

@@ -30,6 +30,8 @@ _PATIENCE_S = 5.0
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
 _CLOCK_SM = 1  # nvml.h, nvmlClockType_t
 _TEMPERATURE_GPU = 0  # nvml.h, nvmlTemperatureSensors_t
+# NVML's units in SI units
+_MHZ, _CELSIUS, _MILLIWATT, _MILLIJOULE = 1e6, 1.0, 1e-3, 1e-3
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks set by a user (0x2) are left out: they do not slow a run.
 _HARDWARE = 0x8
 _HARDWARE_THERMAL = 0x40
@@ -268,21 +270,21 @@ class TelemetrySampler:
         return _Sample(
             at_s=self.clock(),
             sm_clock_hz=self._call_in_si_units(
-                1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM
+                _MHZ, "nvmlDeviceGetClockInfo", _CLOCK_SM
             ),
             max_sm_clock_hz=self._call_in_si_units(
-                1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM
+                _MHZ, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM
             ),
             temperature_c=self._call_in_si_units(
-                1.0, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
+                _CELSIUS, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
             ),
-            power_w=self._call_in_si_units(1e-3, "nvmlDeviceGetPowerUsage"),
+            power_w=self._call_in_si_units(_MILLIWATT, "nvmlDeviceGetPowerUsage"),
             power_limit_w=self._call_in_si_units(
-                1e-3, "nvmlDeviceGetEnforcedPowerLimit"
+                _MILLIWATT, "nvmlDeviceGetEnforcedPowerLimit"
             ),
             reasons=reasons,
             energy_j=self._call_in_si_units(
-                1e-3, "nvmlDeviceGetTotalEnergyConsumption"
+                _MILLIJOULE, "nvmlDeviceGetTotalEnergyConsumption"
             ),
         )
 

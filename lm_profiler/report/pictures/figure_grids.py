@@ -124,7 +124,7 @@ def _name_cells(
 
 
 def _fact_name(value: Any) -> str:
-    return shortened(fact_text(value) or "unknown", 24)
+    return shortened(fact_text(value) or "unknown", most_characters=24)
 
 
 def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figure:
@@ -151,7 +151,7 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
     for group, figure_of_group in zip(groups, figures, strict=True):
         label = f"{group.label}: {group.failure_text or 'unknown'}"
         if figure_of_group.value is not None:
-            label = shortened(group.label, 48)
+            label = shortened(group.label, most_characters=48)
         labels.append(label)
     axes.set_yticks(range(len(groups)), labels)
     axes.set_ylim(len(groups) - 0.4, -0.6)

@@ -162,7 +162,7 @@ def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
     )
     for number, allocation in enumerate(timeline.largest, 1):
         cause = CAUSE_TITLES.get(allocation.cause, allocation.cause)
-        maker = shortened(origin_text(allocation), 58)
+        maker = shortened(origin_text(allocation), most_characters=58)
         _write_row(
             axes,
             number,

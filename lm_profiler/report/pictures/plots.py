@@ -179,7 +179,9 @@ def phases(groups: Sequence[Group]) -> Figure:
     labels = []
     step_texts = []
     for row in named_rows:
-        labels.append(wrapped(shortened(groups[row].label, 64), _NAME_WIDTH))
+        labels.append(
+            wrapped(shortened(groups[row].label, most_characters=64), _NAME_WIDTH)
+        )
         step_texts.append(_step_text(steps[row], groups[row].failure_text))
     axes.set_yticks(list(named_rows), labels)
     axes.set_ylim(count - 0.4, -0.6)
@@ -298,7 +300,11 @@ def _figure_against_fact(
     label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
     axes.set_ylabel("\n".join(label_lines))
     if len(lines) > 1:
-        title = shortened(axis_title(columns[1]), 24) if len(columns) == 2 else ""
+        title = (
+            shortened(axis_title(columns[1]), most_characters=24)
+            if len(columns) == 2
+            else ""
+        )
         if len(lines) > _MOST_LINES:
             title += f"\nand {len(lines) - _MOST_LINES} more"
         drawn.legend(loc="outside right upper", title=title)

@@ -240,5 +240,5 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
 def _difference_text(row: RankTimes, seconds: float) -> str:
     """Return the text of a cell of the heat map: ``seconds`` are the rank's excess over the fast ranks."""
     direction = "less" if seconds < 0 else "more"
-    difference = f"{ms_text(abs(seconds), 2)} ms {direction}"
+    difference = f"{ms_text(abs(seconds), digits=2)} ms {direction}"
     return f"rank {row.rank} ({escaped(row.host)}): {difference}"

@@ -145,7 +145,11 @@ def _step_bar(record: RunRecord, waterfall: Waterfall, scale: float) -> Json:
     )
     cells = [text, _share(waterfall.step_s, waterfall), ""]
     return bar(
-        "measured step", _pieces(phases, 0.0, scale), cells, whisker=span, is_total=True
+        "measured step",
+        _pieces(phases, start_s=0.0, scale=scale),
+        cells,
+        whisker=span,
+        is_total=True,
     )
 
 
