@@ -54,27 +54,25 @@ def ranks_of(
         contention: the use of the machine by other programs.
         counters: the counters of all ranks, which show how much of a delay other programs explain.
     """
-    timelines = sorted(timelines, key=lambda timeline: timeline.rank)
+    by_rank = sorted(timelines, key=lambda timeline: timeline.rank)
     # Arrivals on different clocks cannot be compared; measured waits need no common clock.
-    timelines = [
-        timeline for timeline in timelines if _is_comparable(timeline, timelines[0])
+    comparable = [
+        timeline for timeline in by_rank if _is_comparable(timeline, by_rank[0])
     ]
-    if len(timelines) < 2:
+    if len(comparable) < 2:
         return None
-    common_steps = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
-    is_judged = (
-        np.ones(len(common_steps), bool)
-        if steps is None
-        else np.isin(common_steps, list(steps))
-    )
+    common_steps = reduce(np.intersect1d, (timeline.steps for timeline in comparable))
+    is_judged = np.ones(len(common_steps), bool)
+    if steps is not None:
+        is_judged = np.isin(common_steps, list(steps))
     if not is_judged.any():
         return None
-    work = work_of(timelines, common_steps, overlap)
+    work = work_of(comparable, common_steps, overlap)
     own_s, waiting_s = work.own_s[:, is_judged, :OUTSIDE], work.waiting_s[:, is_judged]
     judged_steps = common_steps[is_judged]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
-    numbers = [timeline.rank for timeline in timelines]
-    hosts = [timeline.host for timeline in timelines]
+    numbers = [timeline.rank for timeline in comparable]
+    hosts = [timeline.host for timeline in comparable]
     group = ReportingRanks(
         numbers,
         hosts,
@@ -82,7 +80,7 @@ def ranks_of(
         delay_by_others(contention, counters, numbers),
     )
     ranks_of_host: dict[str, list[int]] = {}
-    for timeline in timelines:
+    for timeline in comparable:
         ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
     times_of_ranks = []
     for index in _ranks_to_show(own_s):
@@ -95,7 +93,7 @@ def ranks_of(
         )
         times_of_ranks.append(times)
     notes = []
-    missing = world - len(timelines)
+    missing = world - len(comparable)
     if missing:
         notes.append(
             f"{missing} of {world} ranks did not report when they arrived at collectives, or used another clock: "

@@ -144,13 +144,13 @@ class Ledger:
         self._waiting_spans += spans
         if not len(begin_ns):
             return
-        spans = self._take_spans_until(int(end_ns[-1]))
-        outer_spans = self._add_own_times(spans)
+        spans_until_end = self._take_spans_until(int(end_ns[-1]))
+        outer_spans = self._add_own_times(spans_until_end)
         # (n,) how long the loop had left each step before it ended, for example for validation
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]
         # when the loop first left a step for validation, by the index of the step
         departures_ns: dict[int, int] = {}
-        for span in spans:
+        for span in spans_until_end:
             if _is_moment(span, VALIDATION):
                 step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
                 departures_ns.setdefault(step, span.begin_ns)
@@ -180,7 +180,7 @@ class Ledger:
             self.seconds[f"{STEPS}{part}"] += float(host_s[:, index].sum())
         # The time after validation until the loop asks for the next batch belongs to validation.
         self.seconds[VALIDATION] += max(unnamed_away_s, 0.0)
-        for step in _steps_after_epoch_boundaries(begin_ns, spans):
+        for step in _steps_after_epoch_boundaries(begin_ns, spans_until_end):
             self.seconds[EPOCH_TURN] += max(float(unnamed_gaps_s[step]), 0.0)
             self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[step]) * 1e-9)
         self.last_ns = int(end_ns[-1])

@@ -253,12 +253,12 @@ class _UsualParts:
         are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
         if are_large.sum() < _FEWEST_PARTS:
             return 0.0
-        distances = distances[are_large]
+        moves = distances[are_large]
         # parts far from the median were changed by the program, not by the machine
-        are_near = np.abs(distances - np.median(distances)) <= _CHANGED_DISTANCE
+        are_near = np.abs(moves - np.median(moves)) <= _CHANGED_DISTANCE
         if are_near.sum() >= _FEWEST_PARTS:
-            distances = distances[are_near]
-        low, high = np.quantile(distances, [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS])
+            moves = moves[are_near]
+        low, high = np.quantile(moves, [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS])
         if low > 0.0:  # 60 % of the parts are longer by at least this
             return float(low)
         return min(float(high), 0.0)

@@ -101,19 +101,20 @@ def outside_steps(
 
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
-                seconds = _checkpoint_s(span, step, usual.other_s)
-                kind = _Kind(CHECKPOINT, in_step=True)
-                events_by_kind[kind].append(_Event(seconds, index + 1, is_timed))
+                checkpoint_s = _checkpoint_s(span, step, usual.other_s)
+                checkpoint = _Kind(CHECKPOINT, in_step=True)
+                event = _Event(checkpoint_s, index + 1, is_timed)
+                events_by_kind[checkpoint].append(event)
 
         if index in first_steps:
-            seconds = max(step.data_s - usual.data_s, 0.0)
-            kind = _Kind(FIRST_BATCH, in_step=True)
-            events_by_kind[kind].append(_Event(seconds, index, is_timed))
+            batch_s = max(step.data_s - usual.data_s, 0.0)
+            first_batch = _Kind(FIRST_BATCH, in_step=True)
+            events_by_kind[first_batch].append(_Event(batch_s, index, is_timed))
             # The rest of the step may be longer too, for example because memory that new workers share with this
             # process is copied when one of them writes to it.
-            seconds = max(step.rest_s - usual.rest_s, 0.0)
-            kind = _Kind(FIRST_STEP, in_step=True)
-            events_by_kind[kind].append(_Event(seconds, index, is_timed))
+            rest_s = max(step.rest_s - usual.rest_s, 0.0)
+            first_step = _Kind(FIRST_STEP, in_step=True)
+            events_by_kind[first_step].append(_Event(rest_s, index, is_timed))
 
     costs = []
     for kind, kind_events in events_by_kind.items():

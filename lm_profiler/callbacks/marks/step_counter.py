@@ -42,8 +42,8 @@ class StepCounter:
             except BaseException as error:
                 guard.handle(error)
         if guard.is_disabled:
-            # ``step_ended`` agrees with the other ranks on the steps left. It no longer runs if the instruments failed,
-            # but the other ranks still wait for this rank's answer.
+            # Usually ``step_ended`` agrees with the other ranks on the steps left. It does not run if the instruments
+            # failed, but the other ranks still wait for this rank's answer.
             steps_left = self.agree_on_steps_left(steps_left)
         self.steps_left = steps_left
         if self.steps_left <= 0:

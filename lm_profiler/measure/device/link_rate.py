@@ -76,11 +76,11 @@ def time_links(
 
 
 def _measured_row(
-    request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int
+    request: LinkRequest, op: str, wanted_bytes: int, device: torch.device, rank: int
 ) -> LinkRow:
-    """Measure the collective ``op`` of about ``size_bytes``; return its seconds, or why they are unknown."""
-    # All tensors can be divided among the ranks, as in nccl-tests.
-    part = max(size_bytes // _BYTES // request.ranks, 1)
+    """Measure the collective ``op`` of about ``wanted_bytes``; return its seconds, or why they are unknown."""
+    # All tensors can be divided among the ranks, as in nccl-tests: into parts with this number of elements.
+    part = max(wanted_bytes // _BYTES // request.ranks, 1)
     size_bytes = part * request.ranks * _BYTES
     if _lacks_memory_on_a_rank(request, size_bytes, device):
         return LinkRow(
