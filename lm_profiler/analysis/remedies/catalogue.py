@@ -549,8 +549,8 @@ def _epoch_text(finding: Finding, settings: Settings) -> str:
     if not finding.file:
         return "Make epochs longer: each epoch boundary takes time."
     return (
-        f"Do less work between epochs in {_place_text(finding)}: most of the time from the last batch of an epoch to the "
-        "first one of the next is spent there. Longer epochs help if that work does not grow with them."
+        f"Do less work between epochs in {_place_text(finding)}: most of the time from the last batch of an epoch to "
+        "the first one of the next is spent there. Longer epochs help if that work does not grow with them."
     )
 
 
