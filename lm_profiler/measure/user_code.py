@@ -9,7 +9,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from traceback import walk_stack
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 
 TORCH, LIGHTNING, OURS = "library", "Lightning", "lm_profiler"
 
@@ -87,12 +87,29 @@ def _other_folders_of_packages() -> list[str]:
 
 @cache
 def _uses_torch(package: str) -> bool:
-    """Return whether a loaded module of ``package`` imports torch."""
+    """Return whether a loaded module of ``package`` has imported torch, a module of it such as ``nn``, or a class."""
     for name, module in list(sys.modules.items()):
         is_of_package = name == package or name.startswith(f"{package}.")
-        if is_of_package and "torch" in getattr(module, "__dict__", {}):
+        if not is_of_package:
+            continue
+        namespace = getattr(module, "__dict__", {})
+        if "torch" in namespace or any(map(_is_from_torch, [*namespace.values()])):
             return True
     return False
+
+
+def _is_from_torch(value: object) -> bool:
+    """Return whether ``value`` is a module or a class of torch."""
+    kind = type(
+        value
+    )  # isinstance would ask the value for its class, which a lazy object may not have yet
+    if issubclass(kind, ModuleType):
+        module_name = vars(value).get("__name__", "")
+    elif issubclass(kind, type):
+        module_name = getattr(value, "__module__", "")
+    else:
+        return False
+    return str(module_name).partition(".")[0] == "torch"
 
 
 @cache

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -46,3 +47,24 @@ class Samples:
 def test_a_comprehension_or_lambda_has_the_name_of_its_function() -> None:
     assert Samples().names() == ["Samples.names"]
     assert Samples().name_in_lambda() == "Samples.name_in_lambda"
+
+
+@pytest.mark.parametrize(
+    "source, package",
+    [
+        ("import torch", ""),
+        ("import torch.nn as nn", ""),
+        ("from torch import nn", ""),
+        ("from torch.nn import Linear", ""),
+        ("import math", "package_of_others"),
+    ],
+)
+def test_an_installed_package_that_imports_torch_in_any_form_is_code_of_the_program(
+    source: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_code._uses_torch.cache_clear()
+    user_code.package_of.cache_clear()
+    module = ModuleType("package_of_others.layers")
+    exec(source, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert user_code.package_of("/x/site-packages/package_of_others/layers.py") == package
