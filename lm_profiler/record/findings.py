@@ -218,6 +218,7 @@ NeedlessReason = Literal[
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
     "renormalized",  # an embedding with ``max_norm`` renormalizes its rows one by one
     "indexed",  # copies rows by ``x[index]``, which ``index_select`` does faster
+    "transposed",  # the loss of transposed logits
     "double",  # computed in float64, as the whole model is
     "some_double",  # computed in float64, in a model of float32
     "figures",  # only Python reads the results

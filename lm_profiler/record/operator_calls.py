@@ -98,6 +98,8 @@ class OperatorCall:
     product: Product | None = None  # its factors, if it is a matrix product
     # if it copies rows by ``x[index]`` on the CPU, with one tensor of integers: the number of elements of a row
     indexed_row_elements: int = 0
+    # whether it is the softmax on the CPU of logits that a program transposed, as (batch, classes, positions)
+    has_transposed_logits: bool = False
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
 

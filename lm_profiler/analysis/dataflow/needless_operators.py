@@ -39,6 +39,9 @@ from lm_profiler.analysis.dataflow.repeats import (
 from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.slices import gradients_of_slices
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
+from lm_profiler.analysis.dataflow.transposed_logits import (
+    calls_on_transposed_logits,
+)
 from lm_profiler.record.findings import (
     OVERLAPPING_REASONS,
     NeedlessOperators,
@@ -153,6 +156,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "unused_rows", unused_rows, step.place_of(tables)
     yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
     yield "indexed", calls_of_indexing(step), None
+    yield "transposed", calls_on_transposed_logits(step), None
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
     shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
     if not step.is_double:

@@ -957,6 +957,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.8,
     ),
     Remedy(
+        "transposed",
+        _on_operators(
+            "Flatten the logits and targets in {code} instead of transposing the logits: "
+            "cross_entropy(logits.flatten(0, 1), targets.flatten()) computes the same, and softmax over the last "
+            "dimension is faster."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "some_double",
         _on_operators(
             "Compute in float32: {code} produces float64 tensors (a NumPy array is float64 by default), and "

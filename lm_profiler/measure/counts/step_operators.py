@@ -219,6 +219,7 @@ class StepOperators:
                 and _has_sequence_kernel(cell, inputs),
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
+                has_transposed_logits=_has_transposed_logits(name, args),
                 zero_rows=zero_rows_of_table(name, largest_result),
             )
         )
@@ -453,6 +454,16 @@ def _indexed_row_elements(name: str, args: Sequence[Any]) -> int:
     if indices[dimension].dtype not in _INDEX_DTYPES:
         return 0
     return math.prod(indexed.shape[dimension + 1 :])
+
+
+def _has_transposed_logits(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a softmax on the CPU is over the second of three dimensions, which is the last one in memory."""
+    if name != "aten::_log_softmax":
+        return False
+    logits, dimension = args[:2]
+    is_over_classes = logits.dim() == 3 and dimension in (1, -2)
+    is_on_cpu = logits.device.type == "cpu"
+    return is_over_classes and is_on_cpu and logits.stride(1) == 1
 
 
 def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:

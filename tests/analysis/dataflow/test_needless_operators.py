@@ -310,6 +310,17 @@ def indexed_rows(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden, labels)
 
 
+def transposed_logits(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden).view(8, 10, CLASSES)
+    return functional.cross_entropy(logits.transpose(1, 2), labels.view(8, 10))  # here
+
+
+def logits_of_a_convolution(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """In memory, the classes come before the positions, too."""
+    logits = step.net.head(hidden).view(8, CLASSES, 10)
+    return functional.cross_entropy(logits, labels.view(8, 10))
+
+
 def permuted_copies(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     for _ in range(4):
         hidden = (2.0 * hidden).T.contiguous()  # here
@@ -398,6 +409,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (cell_on_each_token, "cells", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (indexed_rows, "indexed", "backward"),
+        (transposed_logits, "transposed", "backward"),
         (permuted_copies, "copied", "forward"),
         (penalty_without_weight, "cancelled", "backward"),
         (costly_penalty, "side_work", "backward"),
@@ -699,6 +711,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (masked_and_paired_elements, "indexed"),
+        (logits_of_a_convolution, "transposed"),
         (dead_activations, "zeros"),
         (sparse_activations, "zeros"),
     ],
