@@ -1,4 +1,4 @@
-"""Runs concluded anew: the same rules say the same, and what has changed is told."""
+"""Runs concluded again: the same rules find the same, and changes are reported."""
 
 import gzip
 from pathlib import Path
@@ -19,12 +19,12 @@ from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a real run of 30 steps, with a step of the memory stage and two traced ones."""
     folder = tmp_path_factory.mktemp("run")
-    profiler = instruments(2, 30, memory=1, trace=2, log_dir=folder)
+    profiler = instruments(warmup=2, measure=30, memory=1, trace=2, log_dir=folder)
     trainer_with([profiler], folder).fit(BoringModel())
     return profiler.folder
 
 
-def test_a_record_is_made_again_and_what_differs_from_before_is_told(run: Path, capsys: pytest.CaptureFixture[str]):
+def test_differences_of_a_record_made_again_are_reported(run: Path, capsys: pytest.CaptureFixture[str]):
     record, changes = concluded_again(run, read_run(run))
     assert changes == []
     assert record.findings or record.verdict
@@ -49,22 +49,22 @@ def test_evidence_of_other_phases_is_refused(run: Path) -> None:
     assert names in content
     try:
         path.write_bytes(gzip.compress(content.replace(names, b'"ema",' + names), mtime=0))
-        said = refusal(RecordError, lambda: read_evidence(run))
+        message = refusal(RecordError, lambda: read_evidence(run))
     finally:
         path.write_bytes(whole)
-    assert_stored("analysis/refused: evidence of other phases", {"one more": said}, run=run)
+    assert_stored("analysis/refused: evidence of other phases", {"one more": message}, run=run)
 
 
-def test_damaged_evidence_is_told_by_its_file(run: Path) -> None:
+def test_damaged_evidence_is_reported_with_its_file(run: Path) -> None:
     path = run / EVIDENCE_FILE
-    whole, said = path.read_bytes(), {}
+    whole, messages = path.read_bytes(), {}
     compressed = {"no JSON": gzip.compress(b"{}x"), "a list": gzip.compress(b"[]")}
     try:
         for case, content in {"empty": b"", "no gzip": b"no gzip", **compressed}.items():
             path.write_bytes(content)
-            said[case] = refusal(RecordError, lambda: read_evidence(run))
+            messages[case] = refusal(RecordError, lambda: read_evidence(run))
         path.unlink()
-        said["gone"] = refusal(RecordError, lambda: read_evidence(run))
+        messages["gone"] = refusal(RecordError, lambda: read_evidence(run))
     finally:
         path.write_bytes(whole)
-    assert_stored("analysis/refused: evidence", said, run=run)
+    assert_stored("analysis/refused: evidence", messages, run=run)

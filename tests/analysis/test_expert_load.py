@@ -1,4 +1,4 @@
-"""The load of experts: what a module reports, what the record says of it, and when it is called imbalanced."""
+"""The load of experts: what a module reports, what the record has of it, and when it is imbalanced."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def imbalance_notes(*loads: ExpertLoad) -> list[str]:
     return [note for note in notes if note.startswith("experts")]
 
 
-def test_a_planted_imbalance_is_reported_and_layers_without_tokens_are_left_out() -> None:
+def test_a_planted_imbalance_is_reported() -> None:
     [note] = imbalance_notes(BALANCED, PLANTED)
     assert note == ("experts are imbalanced: in layer 3, expert 1 of 4 gets 70.0% of the tokens (25.0% if balanced)")
     assert imbalance_notes(BALANCED) == []
@@ -32,14 +32,16 @@ def test_a_planted_imbalance_is_reported_and_layers_without_tokens_are_left_out(
     page = render(run_page(record, Path("logs")), "terminal")
     assert "10.0% 70.0% 12.0% 8.0%" in page
     assert lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean number of tokens (layer 3)"]
-    # A module reports its load and layers without tokens are left out.
+
+
+def test_layers_without_tokens_are_left_out() -> None:
     module = SimpleNamespace(expert_load=lambda: [[1, 2], [0, 0], [3, 0]])
     assert expert_loads(module) == [ExpertLoad.from_tokens(0, [1, 2]), ExpertLoad.from_tokens(2, [3, 0])]
     assert expert_loads(SimpleNamespace()) == []
 
 
 @pytest.mark.parametrize("is_planted", [False, True])
-def test_a_router_that_favours_an_expert_is_found_and_a_new_one_is_not(is_planted: bool) -> None:
+def test_a_router_that_favours_an_expert_is_found(is_planted: bool) -> None:
     config = TransformerConfig(d_model=64, d_ff=8, num_layers=1, num_heads=2, num_experts=8, experts_per_token=2)
     torch.manual_seed(0)
     experts = Experts(config)

@@ -42,21 +42,21 @@ def entry(config: dict[str, Any], on: tuple[str, Settings] = GPU, **changes: Any
     return Entry(Path("run"), record.model_copy(update={**facts, **changes}))
 
 
-def known(look: Entry, free: bool = False) -> list[Candidate]:
+def allowed_candidates(look: Entry, free: bool = False) -> list[Candidate]:
     return [one for one in open_candidates(look, free) if not one.refused]
 
 
-def by_name(
+def ceilings_by_name(
     config: dict[str, Any], on: tuple[str, Settings] = GPU, free: bool = False, **changes: Any
 ) -> dict[str, float | None]:
-    return {one.name: one.ceiling_s for one in known(entry(config, on, **changes), free)}
+    return {one.name: one.ceiling_s for one in allowed_candidates(entry(config, on, **changes), free)}
 
 
-def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> None:
+def test_open_options_are_tried_with_the_time_that_they_affect() -> None:
     products_s, all_s = pytest.approx(0.6), pytest.approx(0.04)
     compiled, mode = "model.compile=true", "model.compile_mode"
     batch, of = "data.batch_size", "trainer.accumulate_grad_batches"
-    assert by_name(OURS, GPU) == {
+    assert ceilings_by_name(OURS, GPU) == {
         "trainer.precision=bf16-mixed": products_s,
         "torch.float32_matmul_precision=high": products_s,
         compiled: products_s,
@@ -74,40 +74,48 @@ def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> N
     }
 
 
-def test_what_the_waterfall_and_the_verdict_say_orders_the_changes() -> None:
+def test_the_waterfall_orders_the_changes() -> None:
     fall = made_waterfall()
     known = {term.name: term.at_most_s or 0.0 for term in fall.terms}
-    names = by_name(OURS, GPU, waterfall=fall)
+    names = ceilings_by_name(OURS, GPU, waterfall=fall)
     assert names["model.compile=true"] == pytest.approx(
         known["bandwidth"] + known["beyond_bandwidth"] + known["gaps"] + known["unexplained"]
     )
-    # What the verdict advises goes first and an unknown device tries all.
+
+
+def test_the_verdicts_remedy_goes_first() -> None:
     for bound_by, name in (("host", "model.compile=true"), ("input", "data.num_workers=1")):
         verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})  # type: ignore[union-attr]
-        assert next(iter(by_name(OURS, GPU, verdict=verdict))) == name
-    assert "trainer.precision=bf16-mixed" in by_name(OURS, ("xpu", Settings()))
-    # Checkpoints of blocks are left out by their own option.
+        assert next(iter(ceilings_by_name(OURS, GPU, verdict=verdict))) == name
+    assert "trainer.precision=bf16-mixed" in ceilings_by_name(OURS, ("xpu", Settings()))
+
+
+def test_checkpointing_is_left_out_by_its_own_option() -> None:
     model = {"class_path": "lm_profiler.training.LanguageModel", "init_args": {**OURS["model"]["init_args"]}}
     model["init_args"] |= {"checkpoint_every": [8, 2], "activation_checkpointing": False}
-    names = by_name({**OURS, "model": model}, CPU)
+    names = ceilings_by_name({**OURS, "model": model}, CPU)
     assert names["model.checkpoint_every=null"] == 0.4
     assert not any("activation_checkpointing" in name for name in names)
 
 
-def test_of_another_module_torch_and_the_loader_offer_what_it_has_not_itself() -> None:
-    names = by_name(OTHERS, GPU)
+def test_another_module_has_candidates_of_torch_and_the_loader() -> None:
+    names = ceilings_by_name(OTHERS, GPU)
     assert {"torch.compile=true", "torch.float32_matmul_precision=high", "loader.num_workers=2"} < names.keys()
     assert not [name for name in names if name.startswith(("model.", "data."))]
-    # Memory that is pinned is not pinned again.
+
+
+def test_pinned_memory_is_not_pinned_again() -> None:
     pinned = {**OTHERS, "loader": {"num_workers": None, "pin_memory": True}}
-    assert "loader.pin_memory=true" in by_name(OTHERS, GPU)
-    assert "loader.pin_memory=true" not in by_name(pinned, GPU)
-    # A module that compiles itself is not compiled again.
+    assert "loader.pin_memory=true" in ceilings_by_name(OTHERS, GPU)
+    assert "loader.pin_memory=true" not in ceilings_by_name(pinned, GPU)
+
+
+def test_a_module_that_compiles_itself_is_not_compiled_again() -> None:
     compiled = made_model(compiled=True)
-    assert not [name for name in by_name(OTHERS, GPU, model=compiled) if "compile" in name]
+    assert not [name for name in ceilings_by_name(OTHERS, GPU, model=compiled) if "compile" in name]
 
 
-def test_what_the_machine_lacks_touches_little_or_changes_the_batch_is_refused() -> None:
+def test_candidates_that_the_machine_lacks_are_refused() -> None:
     why = {one.name: one.refused for one in open_candidates(entry(OURS, CPU), False) if one.refused}
     lacks = {
         "trainer.precision=bf16-mixed": "half precision",
@@ -117,39 +125,43 @@ def test_what_the_machine_lacks_touches_little_or_changes_the_batch_is_refused()
     assert why.keys() == lacks.keys()
     for name, word in lacks.items():
         assert word in why[name]
-    # The global batch is changed only where that is asked for and what touches little is refused.
-    more = by_name(OURS, GPU, free=True).keys() - by_name(OURS, GPU).keys()
+
+
+def test_candidates_with_a_small_ceiling_are_refused() -> None:
+    more = ceilings_by_name(OURS, GPU, free=True).keys() - ceilings_by_name(OURS, GPU).keys()
     assert more == {"data.batch_size=8", "data.batch_size=16"}
-    told = refuse_small(known(entry(OURS)), 4.0, 0.01)
-    refused = [one for one in told if one.refused]
+    candidates = refuse_small(allowed_candidates(entry(OURS)), 4.0, 0.01)
+    refused = [one for one in candidates if one.refused]
     assert {one.name for one in refused} == {f"data.num_workers={count}" for count in (1, 2, 4, 8)}
     assert all("1%" in one.refused for one in refused)
-    assert len(told) == len(known(entry(OURS)))
+    assert len(candidates) == len(allowed_candidates(entry(OURS)))
 
 
-def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
-    ours = known(entry(OURS))
-    asked = requested_candidates({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, ours, entry(OURS).option)
-    assert [(one.name, one.ceiling_s) for one in asked] == [
+def test_values_given_by_the_user_are_tried() -> None:
+    ours = allowed_candidates(entry(OURS))
+    found = requested_candidates({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, ours, entry(OURS).option)
+    assert [(one.name, one.ceiling_s) for one in found] == [
         ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
     ]  # fmt: skip
-    assert asked[0].group == asked[1].group != asked[2].group
-    assert asked[0].may_change == asked[1].may_change
-    assert asked[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
+    assert found[0].group == found[1].group != found[2].group
+    assert found[0].may_change == found[1].may_change
+    assert found[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
     # What a third kind of attention changes is not known.
     same, other = requested_candidates({"model.attention": ["sdpa", "linear"]}, ours, entry(OURS).option)
     assert same in ours
     assert (other.group, other.may_change) == (same.group, UNKNOWN)
-    # Fewer workers are no unknown option where more are not tried.
+
+
+def test_fewer_workers_are_a_known_option() -> None:
     config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
-    own = known(entry(config))
+    own = allowed_candidates(entry(config))
     (fewer,) = requested_candidates({"data.num_workers": ["2"]}, own, entry(config).option)
     assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
 
 
 @pytest.mark.parametrize("on", [GPU, CPU], ids=["GPU", "CPU"])
 def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tuple[str, Settings]) -> None:
-    others = known(entry(OTHERS, on))
+    others = allowed_candidates(entry(OTHERS, on))
     (plain,) = (one for one in others if one.options == {"torch.compile": "true"})
     modes = {"torch.compile_mode": ["max-autotune-no-cudagraphs", "max-autotune"]}
 

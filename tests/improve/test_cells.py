@@ -1,4 +1,4 @@
-"""The calls of cells, and what a step of one is told to take."""
+"""The calls of cells, and how long a step of one takes."""
 
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,10 @@ def test_uncounted_samples_are_known_by_options(size: int | None, batches: int, 
         ({"model.num_workers": "some"}, None, None),
     ],
 )
-def test_what_workers_make_ahead_is_used_up_in_warm_up(options: dict[str, str], ahead: int | None, steps: int | None):
+def test_warm_up_uses_up_prefetched_batches(options: dict[str, str], ahead: int | None, steps: int | None):
     loader = LoaderFacts(workers=0, ahead=ahead, ready_before=0, ready_after=0)
     facts: dict[str, Any] = {"model": MODEL, "loader": loader, "steps_planned": {"warmup": 5}}
     cell = CellCalls(Path("it"), ["fit"], made_record(**facts)).time(options, 3)
-    told = [word for word in cell.arguments if word.startswith("--stages")]
-    assert told == ([] if steps is None else [f"--stages.warmup_steps={steps}"])
+    stage_options = [word for word in cell.arguments if word.startswith("--stages")]
+    assert stage_options == ([] if steps is None else [f"--stages.warmup_steps={steps}"])
     assert cell.overrides == options

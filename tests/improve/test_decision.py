@@ -12,10 +12,9 @@ from lm_profiler.record.process_spread import ProcessSpread
 
 
 @pytest.mark.parametrize("pairs", [2, 5, 12])
-def test_of_one_look_the_interval_is_students(pairs: int) -> None:
+def test_the_interval_at_a_single_look_is_students(pairs: int) -> None:
     logs = 0.03 * np.random.default_rng(3).standard_normal(pairs)
     interval = sequential_interval(np.exp(logs).tolist(), 0.05, 0.02, (pairs,))
-
     assert interval.ratio == pytest.approx(math.exp(logs.mean()))
     freedom = 4 + pairs - 1  # what is known counts like four pairs
     error = math.sqrt((4 * 2 * 0.02**2 + (pairs - 1) * logs.var(ddof=1)) / freedom / pairs)
@@ -24,27 +23,26 @@ def test_of_one_look_the_interval_is_students(pairs: int) -> None:
 
 @pytest.mark.parametrize("processes", [0.01, 0.05])
 @pytest.mark.parametrize("error", [0.05, 0.0125])
-def test_of_equal_programs_no_more_intervals_than_promised_are_wrong_at_any_look(processes: float, error: float):
+def test_repeated_intervals_err_no_more_often_than_promised(processes: float, error: float):
     rng, wrong, series = np.random.default_rng(11), 0, 600
     for _ in range(series):
         ratios = np.exp(processes * math.sqrt(2.0) * rng.standard_normal(LOOKS[-1])).tolist()
-        shown = processes * math.sqrt(
-            rng.chisquare(4) / 4
-        )  # four processes beyond the first have shown how they differ
+        shown = processes * math.sqrt(rng.chisquare(4) / 4)  # the spread that four processes beyond the first show
         intervals = [sequential_interval(ratios[:n], error, shown) for n in LOOKS]
         wrong += any(not interval.low <= 1.0 <= interval.high for interval in intervals if interval)
-
     assert wrong <= error * series + 2.0 * math.sqrt(error * series)
 
 
-def test_one_slow_process_does_not_decide_and_no_gain_is_worth_no_pairs() -> None:
+def test_one_slow_process_does_not_decide() -> None:
     assert change_word(sequential_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
     assert change_word(sequential_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
     assert change_word(sequential_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
     ratios = [0.9, 0.91, 0.93, 0.88, 2.0]
     assert sequential_interval(ratios, 0.05, 0.02) == sequential_interval(ratios[:4], 0.05, 0.02)
     assert sequential_interval(ratios[:1], 0.05, 0.02) is None
-    # What does not look faster is not worth more pairs.
+
+
+def test_no_gain_is_worth_no_more_pairs() -> None:
     assert not is_hopeless([1.2, 1.2], 0.01)  # one slow process would do that
     assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
     assert is_hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
@@ -52,17 +50,15 @@ def test_one_slow_process_does_not_decide_and_no_gain_is_worth_no_pairs() -> Non
     assert log_gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
 
 
-def test_processes_are_taken_to_differ_as_is_known_until_they_have_shown_by_how_much() -> None:
+def test_the_known_spread_of_processes_counts_until_it_is_measured() -> None:
     rng = np.random.default_rng(5)
     settings = [np.exp(rng.normal(level, 0.01, 8)).tolist() for level in (0.0, 1.0, -2.0, 0.5)]
-
     assert pooled_spread([]) == pooled_spread([[1.0]]) == 0.05
-    assert pooled_spread([], ProcessSpread(0.01, 4)) == 0.01
+    assert pooled_spread([], ProcessSpread(std=0.01, freedom=4)) == 0.01
     assert 0.02 < pooled_spread([settings[0][:3]]) < 0.04
-    assert pooled_spread(settings) == pytest.approx(
-        0.0135, abs=0.002
-    )  # 29 processes, one of which is taken to be 5 % off
-    assert pooled_spread(settings, ProcessSpread(0.01, 4)) == pytest.approx(0.01, abs=0.002)
+    # Of 29 processes one is assumed to be 5 % off.
+    assert pooled_spread(settings) == pytest.approx(0.0135, abs=0.002)
+    assert pooled_spread(settings, ProcessSpread(std=0.01, freedom=4)) == pytest.approx(0.01, abs=0.002)
 
 
 @pytest.mark.parametrize("processes, saves", [(0.05, 0.05), (0.03, 0.02), (0.05, 0.02)])

@@ -95,15 +95,14 @@ class Program:
         throughput = record.throughput.model_copy(update={"samples_per_step": samples}) if record.throughput else None
         run = clear(self.folder, cell) / "version_0"
         run.mkdir()
-        record.model_copy(update={"time": {**record.time, "step": step}, "throughput": throughput}).write(
-            run / "run.json"
-        )
-        reason, exit_code = None if status == "ok" else "said why", -9 if killed else 0
+        measured = {"time": {**record.time, "step": step}, "throughput": throughput}
+        record.model_copy(update=measured).write(run / "run.json")
+        reason, exit_code = None if status == "ok" else "its reason", -9 if killed else 0
         ended = outcome(cell.id, status, took_s, reason, run=f"{cell.id}/version_0", exit_code=exit_code)
         ended.write(self.folder / cell.id / "outcome.json")
 
 
-def improved(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
+def search_record(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
     request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
     calls = CellCalls(path, ["fit"])
     with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.baseline()]), grows=True) as folder:
@@ -113,9 +112,9 @@ def improved(path: Path, program: Program, budget: str = "150s", **options: obje
         return search(cells, calls, CANDIDATES, Account(request, "now"), lambda record: None)
 
 
-def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_taken(tmp_path: Path) -> None:
+def test_a_search_records_the_winner_and_why_others_were_not_taken(tmp_path: Path) -> None:
     program = Program(tmp_path / "it")
-    record = improved(tmp_path / "it", program, global_batch="free")
+    record = search_record(tmp_path / "it", program, global_batch="free")
     assert record == read_improve(tmp_path / "it")
     assert record.ended == "done"
     assert record.options == {
@@ -129,14 +128,14 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
     }  # fmt: skip
     assert first["useless"].verdict in ("SAME", "UNDECIDED")
     assert "20.0%" in first["wrong"].why
-    assert "said why" in (first["fails"].why or "")
+    assert "its reason" in (first["fails"].why or "")
     truth = 1 / (0.7 * 0.8 * 0.95)  # a step of twice the samples counts by half
     assert record.final.low < truth < record.final.high
     assert record.runs == len(program.ran)
     assert record.elapsed_s == len(program.ran)
 
 
-def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -> None:
+def test_a_run_ended_from_outside_has_its_end_in_the_record(tmp_path: Path) -> None:
     """The process that starts cells was killed: nobody knows the exit code of the cell, and nobody pressed Ctrl-C."""
 
     class Lost(Program):
@@ -148,49 +147,51 @@ def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -
                 lost = {"status": "interrupted", "exit_code": None, "reason": "the server died (SIGKILL)"}
                 outcome.model_copy(update=lost).write(path)
 
-    record = improved(tmp_path / "it", Lost(tmp_path / "it"))
+    record = search_record(tmp_path / "it", Lost(tmp_path / "it"))
     assert record.ended == "interrupted"
     assert "SIGKILL" in record.notes[-1]
-    assert improved(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
+    assert search_record(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
 
 
-def test_distances_of_winners_are_added_up_and_scatter_is_that_of_the_steps(tmp_path: Path) -> None:
+def test_numeric_distances_of_winners_add_up(tmp_path: Path) -> None:
     """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
-    record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
+    record = search_record(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
     assert record.options == {"trainer.precision": "bf16-mixed"}  # what has a ceiling goes first
     workers = next(tried for tried in record.tried if tried.name == "workers")
     assert workers.verdict == "NUMERICS"
     assert "1.2%" in workers.why
-    # A loader is held to what its steps scatter by.
-    record = improved(tmp_path / "loose", Program(tmp_path / "loose", scatter=0.05))
+
+
+def test_a_loader_may_differ_by_the_scatter_of_its_steps(tmp_path: Path) -> None:
+    record = search_record(tmp_path / "loose", Program(tmp_path / "loose", scatter=0.05))
     workers = next(tried for tried in record.tried if tried.name == "workers")
     assert workers.numerics.loss > 0.01
     assert (workers.verdict, workers.accepted) == ("FASTER", True)
-    record = improved(tmp_path / "strict", Program(tmp_path / "strict", scatter=0.005, drift=0.2))
+    record = search_record(tmp_path / "strict", Program(tmp_path / "strict", scatter=0.005, drift=0.2))
     assert record.options == {}
 
 
-def test_without_leave_another_global_batch_is_not_taken_and_a_setting_is_planned_until_it_has_fitted(tmp_path: Path):
-    record = improved(tmp_path / "it", Program(tmp_path / "it"))
+def test_another_global_batch_is_taken_only_on_request(tmp_path: Path):
+    record = search_record(tmp_path / "it", Program(tmp_path / "it"))
     batch = next(tried for tried in record.tried if tried.name == "batch")
     assert batch.verdict == "NUMERICS"
     assert "8 samples" in batch.why
     assert "data.batch_size" not in record.options
     path = tmp_path / "it"
-    improved(path, Program(path))
+    search_record(path, Program(path))
     for cell in read_plan(path).cells:
         first_of_all = cell.id.endswith((",look", ",r0", ",check"))
         assert ("--check_memory=false" in cell.arguments) is not first_of_all
 
 
 @pytest.mark.parametrize("patience", [1, 11])
-def test_an_interrupted_search_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path, patience: int) -> None:
-    whole = improved(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
+def test_an_interrupted_search_continues(tmp_path: Path, patience: int) -> None:
+    whole = search_record(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
     path = tmp_path / "parts" / "it"
     before = Program(path, patience)
-    assert improved(path, before).ended == "interrupted"
+    assert search_record(path, before).ended == "interrupted"
     after = Program(path)
-    assert improved(path, after) == whole
+    assert search_record(path, after) == whole
     assert {*before.ran} & {*after.ran} <= {"model.killed=true,r0"}  # what was killed from outside may run next time
     assert all(len(ran) == len({*ran}) for ran in (before.ran, after.ran))
 
@@ -199,11 +200,11 @@ CELL = Cell(id="data.num_workers=4,r2", overrides={}, repeat=2, arguments=[])
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_path: Path, terminal: bool) -> None:
+def test_progress_of_a_search(tmp_path: Path, terminal: bool) -> None:
     (tmp_path / CELL.id).mkdir()
     (tmp_path / CELL.id / OUTPUT_FILE).write_text("warm-up: 5 steps\nmeasuring: 20 steps\n")
-    said, now = StringIO(), [0.0]
-    console = Console(file=said, force_terminal=terminal, width=150, no_color=True)
+    printed, now = StringIO(), [0.0]
+    console = Console(file=printed, force_terminal=terminal, width=150, no_color=True)
     display = ImproveDisplay(tmp_path, 600.0, console, clock=lambda: now[0])
     display.show(made_improve(tried=TRIED[:1], ended="unfinished", final=None, left=["model.compile=true"]))
     display.cell_begins(CELL, None)
@@ -212,7 +213,7 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
     with console.capture() as running:
         console.print(display._live.renderable)
     display.show(made_improve(tried=TRIED[:2], ended="unfinished", final=None))
-    first, second = said.getvalue().splitlines()
+    first, second = printed.getvalue().splitlines()
     of = "[9.5 min of 10 min] trainer.precision="
     assert first.startswith(f"{of}bf16-mixed: FASTER")
     assert "48.0 [46.5, 49.5]" in first
@@ -223,7 +224,7 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
     assert (f"9.5 min of 10 min; measuring: {CELL.id}, 3.0 s" in running.get()) is terminal
 
 
-def test_runs_that_shared_the_machine_are_told_as_stored() -> None:
+def test_runs_on_a_shared_machine_are_noted() -> None:
     account = Account(ImproveRequest(config="demo"), "now")
-    said = {f"{shared} of 5": account.record(None, "done", 5, shared).notes for shared in (0, 3)}
-    assert_stored("improve/notes: shared", said)
+    texts = {f"{shared} of 5": account.record(None, "done", 5, shared).notes for shared in (0, 3)}
+    assert_stored("improve/notes: shared", texts)

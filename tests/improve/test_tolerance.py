@@ -30,7 +30,7 @@ def trained(
     return made_record(numerics=numbers, model=MODEL.model_copy(update=model))
 
 
-def of_tokens(record: RunRecord, count: int) -> RunRecord:
+def with_tokens(record: RunRecord, count: int) -> RunRecord:
     of = record.throughput.model_copy(update={"tokens_per_step": count, "samples_per_step": None})
     return record.model_copy(update={"throughput": of})
 
@@ -48,8 +48,8 @@ def of_tokens(record: RunRecord, count: int) -> RunRecord:
     ],
 )
 def test_losses_are_compared_over_common_steps(a: list[float | None], b: list[float | None], loss: float | None):
-    told = check_numbers(trained(a), trained(b, 0.03), None)
-    assert (told.loss_error, told.gradient_error) == (None if loss is None else pytest.approx(loss), 0.03)
+    check = check_numbers(trained(a), trained(b, 0.03), None)
+    assert (check.loss_error, check.gradient_error) == (None if loss is None else pytest.approx(loss), 0.03)
 
 
 @pytest.mark.parametrize(
@@ -67,21 +67,21 @@ def test_losses_are_compared_over_common_steps(a: list[float | None], b: list[fl
 )
 def test_both_are_tolerable(loss: float | None, gradients: float | None, may_change: str | None, within: bool | None):
     losses = [] if loss is None else [None if loss == math.inf else 2.0 * (1 + loss)]
-    told = check_numbers(trained([2.0]), trained([*losses], gradients), may_change)
-    assert told.is_tolerated is within
-    assert (told.reason is None) is (within is True)
+    check = check_numbers(trained([2.0]), trained([*losses], gradients), may_change)
+    assert check.is_tolerated is within
+    assert (check.reason is None) is (within is True)
 
 
 @pytest.mark.parametrize("free_batch,gradients,within", [(False, 0.0, False), (True, 0.0, True), (True, 0.2, False)])
 def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gradients: float, within: bool) -> None:
-    a, b = of_tokens(trained([2.0]), 128), of_tokens(trained([3.0], gradients), 64)
-    told = check_numbers(a, b, None, free_batch)
-    assert told.is_tolerated is within
-    assert "64 tokens" in (told.reason or "")
+    a, b = with_tokens(trained([2.0]), 128), with_tokens(trained([3.0], gradients), 64)
+    check = check_numbers(a, b, None, free_batch)
+    assert check.is_tolerated is within
+    assert "64 tokens" in (check.reason or "")
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_what_is_near_the_setting_before_it_must_be_near_the_first_one_too(far: bool) -> None:
+def test_numbers_must_be_near_those_of_the_first_setting_too(far: bool) -> None:
     first = trained([1.985 if far else 1.99])
     assert check_numbers(trained([2.0]), trained([2.009]), None, first_setting=first).is_tolerated is not far
 
@@ -102,34 +102,38 @@ OTHERS: dict[str, tuple[RunRecord, bool | None]] = {
 }
 
 
-def test_an_option_that_is_not_known_must_train_the_same_as_stored() -> None:
-    said = {}
+def test_an_unknown_option_must_train_the_same() -> None:
+    texts = {}
     for case, (b, within) in OTHERS.items():
-        told = check_numbers(trained(), b, UNKNOWN)
-        assert told.is_tolerated is within, case
-        assert (told.reason is None) == (within is True), case
-        said[case] = told.reason or ""
-    assert_stored("improve/numbers: other", said)
+        check = check_numbers(trained(), b, UNKNOWN)
+        assert check.is_tolerated is within, case
+        assert (check.reason is None) == (within is True), case
+        texts[case] = check.reason or ""
+    assert_stored("improve/numbers: other", texts)
     clipped, free = ({"trainer": {"gradient_clip_val": value}} for value in (1.0, None))
     a, b = (trained().model_copy(update={"config": config}) for config in (clipped, free))
     assert check_numbers(a, a, UNKNOWN).is_tolerated
-    told = check_numbers(a, b, UNKNOWN)
-    assert told.is_tolerated is False
-    assert_stored("improve/numbers: clipping", {"taken away": told.reason or ""})
-    # With other batches that are allowed an option that is not known must leave the model.
-    a = of_tokens(trained(), 128)
-    assert check_numbers(a, of_tokens(trained([9.0, 9.0]), 64), UNKNOWN, free_batch=True).is_tolerated
-    assert not check_numbers(a, of_tokens(trained(parameters=64), 64), UNKNOWN, free_batch=True).is_tolerated
-    # Nothing is known of a run without an audit.
-    told = check_numbers(made_record(), trained(), None)
-    assert (told.is_tolerated, told.loss_error, told.gradient_error) == (None, None, None)
+    check = check_numbers(a, b, UNKNOWN)
+    assert check.is_tolerated is False
+    assert_stored("improve/numbers: clipping", {"taken away": check.reason or ""})
+
+
+def test_an_unknown_option_may_change_batches_but_not_the_model() -> None:
+    a = with_tokens(trained(), 128)
+    assert check_numbers(a, with_tokens(trained([9.0, 9.0]), 64), UNKNOWN, free_batch=True).is_tolerated
+    assert not check_numbers(a, with_tokens(trained(parameters=64), 64), UNKNOWN, free_batch=True).is_tolerated
+
+
+def test_a_run_without_an_audit_is_not_judged() -> None:
+    check = check_numbers(made_record(), trained(), None)
+    assert (check.is_tolerated, check.loss_error, check.gradient_error) == (None, None, None)
 
 
 @pytest.mark.parametrize(
     "scatter, error, refused",
     [(0.05, 0.0, (0.0, 0.06)), (0.02, 0.03, (0.9, 1.0)), (0.0, 0.011, (1.0, 1.0)), (0.5, 0.5, (0.85, 1.0))],
 )
-def test_a_mean_loss_may_be_off_by_chance_and_not_wrong(scatter: float, error: float, refused: tuple[float, float]):
+def test_a_mean_loss_may_differ_by_chance(scatter: float, error: float, refused: tuple[float, float]):
     """Other random numbers move each step's loss by ``scatter``, in one run in twenty by more than chance explains."""
     rng, a = np.random.default_rng(2), trained([2.0] * 10)
     off = []

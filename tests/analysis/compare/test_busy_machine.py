@@ -1,6 +1,5 @@
 """On a busy machine times are upper bounds: what waiting for a CPU does not stretch decides, or nothing does."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lm_profiler.record.run_record import GpuSharing, StepCounters
 STEPS = 20
 
 
-def work_of(rng: np.random.Generator, scale: float = 1.0) -> list[float]:
+def process_times(rng: np.random.Generator, scale: float = 1.0) -> list[float]:
     """Steps of 16 ms of one process; processes differ by 2 %."""
     process = float(np.exp(0.02 * rng.standard_normal()))
     return list(0.016 * scale * process * np.exp(0.02 * rng.standard_normal(STEPS)))
@@ -31,13 +30,13 @@ def busy_runs(rng: np.random.Generator, name: str, runs: int, scale: float, most
     for number in range(runs):
         missed = most_missed * float(rng.random())
         stretch = 1.0 + 0.1 * missed * float(rng.random())
-        entries.append(busy_entry(f"{name}{number}", work_of(rng, scale), missed, stretch=stretch))
+        entries.append(busy_entry(f"{name}{number}", process_times(rng, scale), missed, stretch=stretch))
     return entries
 
 
 @pytest.mark.parametrize(
     "most_missed, runs, spread",
-    [(0.3, 3, ASSUMED_SPREAD), (0.8, 1, ASSUMED_SPREAD), (0.8, 1, ProcessSpread(0.005, 4))],
+    [(0.3, 3, ASSUMED_SPREAD), (0.8, 1, ASSUMED_SPREAD), (0.8, 1, ProcessSpread(std=0.005, freedom=4))],
     ids=["three runs", "one run", "one run, and a calm machine's spread, which is not believed"],
 )
 def test_runs_under_unlike_load_are_seldom_called_different(most_missed: float, runs: int, spread: ProcessSpread):
@@ -50,13 +49,15 @@ def test_runs_under_unlike_load_are_seldom_called_different(most_missed: float, 
     assert sum(word in ("FASTER", "SLOWER") for word in words) <= 2
 
 
-def test_a_busy_machine_is_not_slower_and_one_more_layer_is_found_by_its_cpu_time() -> None:
+def test_equal_programs_on_a_busy_machine_are_not_slower() -> None:
     rng = np.random.default_rng(1)
-    calm, busy = entry_of_steps("a", work_of(rng)), busy_entry("b", work_of(rng), 0.3)
+    calm, busy = entry_of_steps("a", process_times(rng)), busy_entry("b", process_times(rng), 0.3)
     found = compare([calm], [busy])
     assert found.step.b_s / found.step.a_s > 1.35
     assert (found.verdict, found.step.verdict) == ("UNCLEAR", "UNCLEAR")
-    # One more layer is found by its cpu time in five runs a side.
+
+
+def test_one_more_layer_is_found_by_its_cpu_time() -> None:
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(40):
@@ -65,23 +66,23 @@ def test_a_busy_machine_is_not_slower_and_one_more_layer_is_found_by_its_cpu_tim
     assert found >= 32
 
 
-def both_ways(changes_b: dict[str, Any], work_b: float = 1.0) -> Comparison:
+def compare_busy_sides(changes_b: dict[str, Any], work_b: float = 1.0) -> Comparison:
     a = [busy_entry(f"a{number}", [0.016 + number * 1e-5] * STEPS, 0.4) for number in range(3)]
     b = [busy_entry(f"b{number}", [(0.016 + number * 1e-5) * work_b] * STEPS, 0.4, **changes_b) for number in range(3)]
     return compare(a, b)
 
 
-def test_sleeping_more_is_slower_and_sleeping_in_place_of_computing_is_not_faster() -> None:
-    found = both_ways({"asleep_s": 0.01})
+def test_sleep_counts_as_time() -> None:
+    found = compare_busy_sides({"asleep_s": 0.01})
     assert (found.verdict, found.decision.part) == ("SLOWER", WITHOUT_CPU_WAITS)
     assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["SAME"]
-    found = both_ways({"asleep_s": 0.008}, work_b=0.5)
+    found = compare_busy_sides({"asleep_s": 0.008}, work_b=0.5)
     assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["FASTER"]
     assert found.verdict != "FASTER"
 
 
-def test_cpu_time_is_compared_of_equal_threads_and_nothing_where_others_used_the_gpu() -> None:
-    entries = both_ways({}).work
+def test_cpu_time_is_compared_only_of_equal_thread_counts() -> None:
+    entries = compare_busy_sides({}).work
     assert [row.part for row in entries] == [WITHOUT_CPU_WAITS, CPU_TIME]
     fewer_threads = busy_entry("b", [0.016] * STEPS, 0.4)
     environment = fewer_threads.record.environment
@@ -89,7 +90,9 @@ def test_cpu_time_is_compared_of_equal_threads_and_nothing_where_others_used_the
     other = replace(fewer_threads, record=record)
     other.__dict__["rows"] = fewer_threads.rows
     assert [row.part for row in compare([busy_entry("a", [0.016] * STEPS, 0.4)], [other]).work] == [WITHOUT_CPU_WAITS]
-    # Nothing is decided where others used the gpu.
+
+
+def test_nothing_is_decided_if_others_used_the_gpu() -> None:
     a, b = busy_entry("a", [0.016] * STEPS, 0.4), busy_entry("b", [0.032] * STEPS, 0.4)
     assert compare([a], [b]).verdict == "SLOWER"
     gpu = GpuSharing(processes=1, utilisation=0.5, memory_bytes=None)
@@ -104,14 +107,18 @@ def test_counters_of_single_steps_count_after_the_warm_up_only(tmp_path: Path) -
     """The first three measured steps are warm-up, and took ten times the CPU time."""
     work = [0.1] * 3 + [0.01, 0.0101, 0.0099] * 6
     made = busy_entry(str(tmp_path), work, 0.5)
-    write_evidence(tmp_path, Evidence(counters=counters_of(work)))
+    counters = [
+        StepCounters(step=step, rank=0, wall_s=2 * seconds, cpu_wait_s=seconds, asleep_s=0.0, cpu_s=seconds)
+        for step, seconds in enumerate(work, 1)
+    ]
+    write_evidence(tmp_path, Evidence(counters=counters))
     found = compare([made], [busy_entry("b", [0.01] * STEPS, 0.5)])
     by_part = {row.part: row for row in found.work}
     assert by_part[CPU_TIME].a_s == pytest.approx(0.01)
     assert by_part[WITHOUT_CPU_WAITS].a_s == pytest.approx(0.01)
 
 
-def test_what_is_compared_has_no_waits_for_a_cpu_but_those_for_data_and_of_own_threads() -> None:
+def test_waits_for_a_cpu_are_not_compared() -> None:
     assert comparable_step_s(busy_entry("a", [0.016] * STEPS, 0.5, asleep_s=0.03)) == pytest.approx(0.046)
     assert comparable_step_s(entry_of_steps("a", [0.016] * STEPS)) == pytest.approx(0.016)
     # Others used a tenth of the CPU time for which the run's own threads, such as a loader's workers, waited.
@@ -120,10 +127,3 @@ def test_what_is_compared_has_no_waits_for_a_cpu_but_those_for_data_and_of_own_t
     own = replace(made, record=made.record.model_copy(update={"contention": contention}))
     own.__dict__["rows"] = made.rows
     assert comparable_step_s(own) == pytest.approx(0.019)
-
-
-def counters_of(work: Sequence[float]) -> list[StepCounters]:
-    return [
-        StepCounters(step=step, rank=0, wall_s=2 * seconds, cpu_wait_s=seconds, asleep_s=0.0, cpu_s=seconds)
-        for step, seconds in enumerate(work, 1)
-    ]

@@ -1,4 +1,4 @@
-"""What a comparison says of runs made by hand, and how often it is wrong about runs that do not differ."""
+"""Verdicts on runs made by hand, and how often they are wrong about runs that do not differ."""
 
 import io
 import re
@@ -22,18 +22,15 @@ from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
 
-def one(folder: str, scale: float = 1.0, **changes: Any) -> Entry:
+def made_run(folder: str, scale: float = 1.0, **changes: Any) -> Entry:
     return entry(folder, near_ten_ms(scale), **changes)
 
 
 def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Comparison:
-    return compare([one("a", **changes_a)], [one("b", **changes_b)])
+    return compare([made_run("a", **changes_a)], [made_run("b", **changes_b)])
 
 
-# --- what is measured
-
-
-def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> None:
+def test_differences_are_ranked_by_their_effect_on_the_step() -> None:
     def run(folder: str, forward: float, backward: float, transfer: float) -> Entry:
         parts = {"forward": forward, "backward": backward, "transfer": transfer}
         return entry(folder, rows({part: [s] * 9 for part, s in parts.items()}))
@@ -47,21 +44,23 @@ def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> Non
     assert transfer.verdict == "SLOWER"  # twice as long
     assert transfer.of_step == pytest.approx(0.1 / 100.1)  # and yet nothing
     clipped = entry("b", rows({"forward": TEN_MS, "clip": [0.001] * 9}))
-    found = compare([one("a")], [clipped])
+    found = compare([made_run("a")], [clipped])
     (clip,) = [row for row in found.phases if row.part == "clip"]
     assert (clip.verdict, clip.interval, clip.difference_s) == ("ONLY B", None, pytest.approx(0.001))
     assert {row.part for row in found.phases} == {"forward", "clip"}
-    # Only steady measured steps count and ranks are averaged.
+
+
+def test_only_steady_steps_are_compared() -> None:
     of_rank = [
         rows({"forward": [9.0, 9.0, *(scale * s for s in 2 * TEN_MS)]}, warmup_s=[99.0], rank=rank)
         for rank, scale in enumerate((1.0, 3.0))
     ]
-    found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [one("b")])
+    found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [made_run("b")])
     assert found.step.a_s == pytest.approx(0.0200)
     assert found.step.b_s == pytest.approx(0.0100)
 
 
-def test_tokens_a_second_follow_the_step_and_the_tokens() -> None:
+def test_tokens_per_second_follow_step_time_and_tokens() -> None:
     half = Throughput(tokens_per_step=256, tokens_per_s=None, samples_per_step=4)
     found = one_against_one({}, {"scale": 0.4, "throughput": half})
     assert found.tokens.a_per_s == pytest.approx(51_200)
@@ -84,15 +83,12 @@ def test_tokens_a_second_follow_the_step_and_the_tokens() -> None:
         ("resident_peak", 1.0, 1.2, "MORE"),
     ],
 )
-def test_memory_has_its_own_words(reading: str, gib_a: float, gib_b: float, word: str) -> None:
+def test_memory_verdicts(reading: str, gib_a: float, gib_b: float, word: str) -> None:
     def peak(gib: float) -> dict[str, Any]:
         return {"memory": MemoryFacts(measured=MemoryReading(**{reading: round(gib * 2**30)}), parts={})}
 
     (found,) = one_against_one(peak(gib_a), peak(gib_b)).memory
     assert (found.reading, found.verdict) == (reading, word)
-
-
-# --- may they be compared?
 
 
 def with_options(**options: Any) -> dict[str, Any]:
@@ -114,7 +110,7 @@ def test_other_work_or_another_device_is_unlike(change: dict[str, Any], path: st
     assert [difference.path for difference in one_against_one({}, change).unlike] == [path]
 
 
-def test_without_a_config_the_module_and_the_words_of_the_program_tell_what_differs() -> None:
+def test_without_a_config_module_and_command_show_what_differs() -> None:
     bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
     found = one_against_one({}, {"config": None, "model": bf16})
     assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
@@ -124,85 +120,78 @@ def test_without_a_config_the_module_and_the_words_of_the_program_tell_what_diff
     assert [(d.path, d.a, d.b) for d in found.config] == [("program", *programs)]
 
 
-def test_the_runs_of_a_side_must_be_repeats_and_none_of_the_other() -> None:
+def test_the_runs_of_a_side_must_be_repeats() -> None:
     other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
-    compare([one("a0"), one("a1", config=other_seed)], [one("b")])
+    compare([made_run("a0"), made_run("a1", config=other_seed)], [made_run("b")])
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
     others = {"an option": {"config": with_options(attention="math")}, "tokens": {"throughput": more}}
-    said = {
-        case: refusal(UsageError, lambda of=of: compare([one("a0"), one("a1", **of)], [one("b")]))
+    messages = {
+        case: refusal(UsageError, lambda of=of: compare([made_run("a0"), made_run("a1", **of)], [made_run("b")]))
         for case, of in others.items()
     }
-    assert_stored("compare/refused: no repeats", said)
+    assert_stored("compare/refused: no repeats", messages)
     with pytest.raises(UsageError, match="on both"):
-        compare([one("x/../a")], [one("a"), one("b")])
+        compare([made_run("x/../a")], [made_run("a"), made_run("b")])
 
 
-# --- what a reader must know
-
-
-def test_doubts_and_how_far_so_many_runs_carry_are_said() -> None:
+def test_notes_name_the_smallest_change_that_so_many_runs_show() -> None:
     slowing = Steadiness(word="slowing", cut=0, lag1=0, bias_of_mean=0)
     oom = Failure(phase="backward", step=12, type="OutOfMemoryError", message="CUDA out of memory")
     moved = ENVIRONMENT.model_copy(update={"git_commit": "def"})
     found = compare(
-        [one("a0", steadiness=slowing), *(one(f"a{i}", environment=moved) for i in (1, 2))],
-        [one("b", status="oom", failure=oom)],
+        [made_run("a0", steadiness=slowing), *(made_run(f"a{i}", environment=moved) for i in (1, 2))],
+        [made_run("b", status="oom", failure=oom)],
     )
     assert_stored("compare/notes: doubts", {"of two sides": found.notes})
-    said = {
-        f"{a} against {b}": compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)]).notes
+    notes = {
+        f"{a} against {b}": compare([made_run(f"a{i}") for i in range(a)], [made_run(f"b{i}") for i in range(b)]).notes
         for a, b in ((1, 3), (2, 3), (3, 3))
     }
-    assert_stored("compare/notes: so many runs", said)
+    assert_stored("compare/notes: so many runs", notes)
 
 
-def test_a_run_that_measured_nothing_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_is_named_and_not_compared(tmp_path: Path) -> None:
     empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
-    found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
+    found = compare([made_run("a0"), empty, Entry(made_run("a2").folder, None)], [made_run("b")])
     assert found.a == ["a0"]
     assert_stored("compare/notes: left out", {"two of three runs": found.notes})
-    alone = refusal(UsageError, lambda: compare([empty], [one("b")]))
+    alone = refusal(UsageError, lambda: compare([empty], [made_run("b")]))
     assert_stored("compare/refused: nothing measured", {"all of a side": alone})
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
-    said = refusal(UsageError, lambda: compare([one("a")], [refused]))
-    assert_stored("compare/refused: ended before its first step", {"a run that was refused": said}, run=tmp_path)
+    message = refusal(UsageError, lambda: compare([made_run("a")], [refused]))
+    assert_stored("compare/refused: ended before its first step", {"a run that was refused": message}, run=tmp_path)
 
 
-# --- an interval that says nothing
-
-
-def test_repeats_that_tell_nothing_are_called_that() -> None:
+def test_an_interval_without_information_is_called_that() -> None:
     """Two runs a side that differ a hundredfold: their interval would be [0.000, 7.42e+22]."""
-    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
-    b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
+    a = [made_run(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
+    b = [made_run(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
     found = compare(a, b)
     assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
-    said = terminal(comparison_table(found))
-    assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
-    assert not re.search(r"e[+]\d|inf|nan", said)
+    table = terminal(comparison_table(found))
+    assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": table})
+    assert not re.search(r"e[+]\d|inf|nan", table)
     assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
 
 
-def test_what_is_printed_of_two_sides_is_as_stored_and_names_their_order() -> None:
+def test_printed_comparisons() -> None:
     cases = {
-        "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
-        "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
+        "surroundings that a killed run did not record": ([made_run("a")], [made_run("b", environment=None)]),
+        "other options": ([made_run("a")], [made_run("b", config=with_options(attention="math"))]),
     }
-    said = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
-    assert_stored("compare/printed", said)
+    texts = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
+    assert_stored("compare/printed", texts)
 
-    # Sides that ran one after the other are said to have.
+
+def test_a_note_reports_sides_that_ran_one_after_the_other() -> None:
     def runs(side: str, *minutes: int) -> list[Entry]:
-        return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
+        return [made_run(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
 
-    said = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
-    assert_stored("compare/notes: one after the other", {"all of B before A": said})
+    texts = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
+    assert_stored("compare/notes: one after the other", {"all of B before A": texts})
     assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
 
-
-# --- how often is it wrong?
 
 PAIRS = 40
 Times = Callable[[np.random.Generator], list[float]]

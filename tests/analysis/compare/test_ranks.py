@@ -1,4 +1,4 @@
-"""Two runs of several ranks: own work and waiting stand beside the phases, and a straggler is told."""
+"""Two runs of several ranks: own work and waiting stand beside the phases, and a straggler is named."""
 
 from typing import Any
 
@@ -12,25 +12,24 @@ from lm_profiler.record.run_record import Ranks
 from lm_profiler.report.run.comparison_table import comparison_table
 
 
-def run(folder: str, ranks: Ranks | None, **changes: Any) -> Entry:
+def run_of_ranks(folder: str, ranks: Ranks | None, **changes: Any) -> Entry:
     seconds = 0.095 if ranks is None else ranks.step_s
-    return entry(
-        folder, rows({"forward": [seconds * wobble for wobble in (1.0, 1.01, 0.99) * 3]}), ranks=ranks, **changes
-    )
+    seconds_of_steps = [seconds * wobble for wobble in (1.0, 1.01, 0.99) * 3]
+    return entry(folder, rows({"forward": seconds_of_steps}), ranks=ranks, **changes)
 
 
-def test_waiting_and_own_work_are_rows_and_who_is_waited_for_is_a_note() -> None:
-    found = compare([run("a", made_ranks(world=4))], [run("b", made_ranks(world=4, slow=None))])
+def test_waiting_and_own_work_are_rows() -> None:
+    found = compare([run_of_ranks("a", made_ranks(world=4))], [run_of_ranks("b", made_ranks(world=4, slow=None))])
     changes = {of.part: (of.a_s, of.b_s, of.of_step, of.verdict) for of in found.ranks}
     assert changes["waiting_s"][:3] == pytest.approx((22.5e-3, 0.0, -22.5 / 95))
     assert changes["own_work_s"][:3] == pytest.approx((72.5e-3, 65e-3, -7.5 / 95))
     assert {word for *_, word in changes.values()} == {"UNCLEAR"}  # one run against one: nobody knows how they scatter
     texts = [[cell.text for cell in row] for row in comparison_table(found).rows]
     assert ["waiting", "22.500", "0.000", "-22.500", "-23.7%", "", "UNCLEAR"] in texts
-    told = [note for note in found.notes if "ranks that wait" in note]
-    assert len(told) == 1
-    assert "24%" in told[0]
-    assert "rank 1" in told[0]
+    notes = [note for note in found.notes if "ranks that wait" in note]
+    assert len(notes) == 1
+    assert "24%" in notes[0]
+    assert "rank 1" in notes[0]
 
 
 def test_waiting_is_not_blamed_on_the_phase_that_ends_in_it() -> None:

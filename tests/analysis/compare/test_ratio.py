@@ -20,7 +20,7 @@ from lm_profiler.analysis.steps.statistics import Interval, mean_interval
 from lm_profiler.analysis.steps.step_model import fit
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, spread_of
 
-ALIKE = ProcessSpread(0.0)
+ALIKE = ProcessSpread(std=0.0)
 Of = Callable[[Times], Interval]
 
 
@@ -28,7 +28,7 @@ def mean_of(steps: Sequence[float] | Times) -> Interval:
     return fit(steps).interval_of(np.asarray(steps))
 
 
-def of_one_run(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD, of: Of = mean_of) -> RatioInterval:
+def ratio_of_single_runs(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD, of: Of = mean_of) -> RatioInterval:
     return single_interval(of(a), of(b), spread=spread)
 
 
@@ -37,9 +37,9 @@ def of_a_level(steps: Times) -> Interval:
     return mean_interval(steps)
 
 
-def test_the_ratio_is_that_of_the_means_and_its_interval_near_students() -> None:
+def test_the_ratio_of_means_has_an_interval_near_students() -> None:
     a, b = np.linspace(1.0, 1.1, 9), np.linspace(2.0, 2.2, 9)
-    found = of_one_run(a, b)
+    found = ratio_of_single_runs(a, b)
     assert found.ratio == pytest.approx(2.0)
     assert found.low < 2.0 < found.high
     rng = np.random.default_rng(5)
@@ -53,9 +53,9 @@ def test_the_ratio_is_that_of_the_means_and_its_interval_near_students() -> None
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 40])
-def test_what_few_processes_have_shown_is_believed_as_students_t_has_it(freedom: int) -> None:
+def test_the_spread_of_few_processes_is_used_with_students_t(freedom: int) -> None:
     exact = Interval(1.0, 1.0, 1.0)
-    found = single_interval(exact, exact, 0.9, ProcessSpread(0.01, freedom))
+    found = single_interval(exact, exact, 0.9, ProcessSpread(std=0.01, freedom=freedom))
     assert math.log(found.high) == pytest.approx(stats.t.ppf(0.95, freedom) * math.sqrt(2.0) * 0.01)
 
 
@@ -75,7 +75,7 @@ def test_words(interval: RatioInterval | None, word: str) -> None:
     assert change_word(interval) == word
 
 
-def process(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Times:
+def process_times(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Times:
     return scale * math.exp(spread * rng.standard_normal()) * level(rng, 20).times_s
 
 
@@ -84,9 +84,11 @@ def process(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Time
 def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_twenty(spread: float, learned: bool):
     rng, words = np.random.default_rng(14), []
     for _ in range(300):
-        selftest = [float(process(rng, spread).mean()) for _ in range(5)] if learned else []
+        selftest = [float(process_times(rng, spread).mean()) for _ in range(5)] if learned else []
         known = spread_of(selftest) or ASSUMED_SPREAD
-        words.append(change_word(of_one_run(process(rng, spread), process(rng, spread), known, of_a_level)))
+        words.append(
+            change_word(ratio_of_single_runs(process_times(rng, spread), process_times(rng, spread), known, of_a_level))
+        )
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
 
@@ -94,39 +96,38 @@ def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_tw
 def test_repeats_of_an_equal_program_are_called_different_in_less_than_one_in_twenty(repeats: int) -> None:
     rng, words = np.random.default_rng(20), []
     for _ in range(400):
-        a, b = ([float(process(rng, 0.02).mean()) for _ in range(repeats)] for _side in "ab")
+        a, b = ([float(process_times(rng, 0.02).mean()) for _ in range(repeats)] for _side in "ab")
         words.append(change_word(repeats_interval(a, b)))
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
 
-def test_before_a_selftest_nothing_below_15_percent_is_told_of_one_run_each() -> None:
+def test_before_a_selftest_single_runs_show_no_change_below_15_percent() -> None:
     rng = np.random.default_rng(12)
 
-    def told(more: float, spread: ProcessSpread) -> float:
-        pairs = [(process(rng, 0.01), process(rng, 0.01, 1.0 + more)) for _ in range(60)]
-        words = [change_word(of_one_run(*pair, spread, of_a_level)) for pair in pairs]
+    def share_slower(more: float, spread: ProcessSpread) -> float:
+        pairs = [(process_times(rng, 0.01), process_times(rng, 0.01, 1.0 + more)) for _ in range(60)]
+        words = [change_word(ratio_of_single_runs(*pair, spread, of_a_level)) for pair in pairs]
         return words.count("SLOWER") / 60
 
-    assert told(0.10, ASSUMED_SPREAD) == 0.0
-    assert told(0.25, ASSUMED_SPREAD) > 0.95
-    assert told(0.10, ProcessSpread(0.01, 4)) > 0.95
+    assert share_slower(0.10, ASSUMED_SPREAD) == 0.0
+    assert share_slower(0.25, ASSUMED_SPREAD) > 0.95
+    assert share_slower(0.10, ProcessSpread(std=0.01, freedom=4)) > 0.95
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_the_change_that_is_promised_to_be_told_is_told_in_four_of_five_tries(runs: int) -> None:
-    rng, spread = np.random.default_rng(5), ProcessSpread(0.02)
+def test_the_smallest_promised_change_is_found_in_four_of_five_tries(runs: int) -> None:
+    rng, spread = np.random.default_rng(5), ProcessSpread(std=0.02)
     more, words = detectable(spread, runs), []
     for _ in range(400):
-        a, b = (
-            [Interval(x, x, x) for x in scale * np.exp(0.02 * rng.standard_normal(runs))] for scale in (1.0, 1.0 + more)
-        )
+        noise = [np.exp(0.02 * rng.standard_normal(runs)) for _ in range(2)]
+        a, b = ([Interval(x, x, x) for x in scale * one] for scale, one in zip((1.0, 1.0 + more), noise, strict=True))
         means = [[own.mean for own in side] for side in (a, b)]
         words.append(change_word(single_interval(a[0], b[0], spread=spread) if runs == 1 else repeats_interval(*means)))
     assert words.count("SLOWER") / 400 == pytest.approx(0.8, abs=0.08)
     assert "FASTER" not in words
 
 
-def test_repeats_are_judged_by_students_test_and_a_single_run_is_taken_to_scatter_as_they_do() -> None:
+def test_a_single_run_is_assumed_to_scatter_as_repeats_do() -> None:
     rng = np.random.default_rng(13)
     a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in of] for of in ((1.0, 1.05, 0.95), (1.2, 1.3)))
     theirs = stats.ttest_ind(np.log(b), np.log(a), equal_var=True).confidence_interval(0.9)
@@ -142,7 +143,7 @@ def test_repeats_are_judged_by_students_test_and_a_single_run_is_taken_to_scatte
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
-def test_repeats_without_scatter_leave_no_doubt_and_too_little_claims_nothing() -> None:
+def test_repeats_without_scatter_leave_no_doubt() -> None:
     assert repeats_interval([8, 8], [10, 10, 10]) == RatioInterval(*[pytest.approx(1.25)] * 3)
     assert single_interval(Interval(0.0, 0.0, 0.0), Interval(1.0, 1.0, 1.0)) is None
     assert single_interval(Interval(1.0, -math.inf, math.inf), Interval(1.0, 1.0, 1.0)) is None
@@ -160,5 +161,5 @@ def test_repeats_without_scatter_leave_no_doubt_and_too_little_claims_nothing() 
         (RatioInterval(0.93, 0.92, 0.94), 0.07),
     ],
 )
-def test_it_is_the_largest_of_power_margin_and_what_was_seen(interval: RatioInterval, effect: float) -> None:
+def test_a_detectable_change_is_the_largest_of_power_margin_and_effect(interval: RatioInterval, effect: float) -> None:
     assert minimum_detectable_effect(interval) == pytest.approx(effect, rel=1e-5)

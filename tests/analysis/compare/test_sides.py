@@ -10,7 +10,7 @@ from lm_profiler.analysis.compare.sides import read_side
 from lm_profiler.analysis.steps.step_model import fit, steadiness
 
 
-def test_a_slowdown_late_in_the_run_is_slower_and_never_faster() -> None:
+def test_a_slowdown_late_in_the_run_is_slower() -> None:
     rng = np.random.default_rng(0)
     a = level(rng, 40).times_s
     b = level(rng, 40).times_s * np.where(np.arange(40) >= 24, 1.84, 1.0)
@@ -38,7 +38,7 @@ def test_the_mean_of_all_steps_after_the_warm_up_is_compared(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["two levels at random", "bursts of others", "stairs"])
-def test_equal_runs_whose_level_changes_are_seldom_called_different(kind: str) -> None:
+def test_equal_runs_with_changing_levels_are_seldom_called_different(kind: str) -> None:
     rng = np.random.default_rng(39)
     words = []
     for _ in range(30):

@@ -48,7 +48,7 @@ def run(calls: Sequence[OperatorCall], without: Collection[int] = (), steps: int
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_left_out_changes_what_it_is_said_to_change(seed: int) -> None:
+def test_leaving_calls_out_changes_what_their_liveness_predicts(seed: int) -> None:
     rng = random.Random(seed)
     calls = [random_call(rng) for _ in range(rng.randint(5, 25))]
     liveness = liveness_of(StepCalls(calls=calls, trained=TRAINED, kept=KEPT))

@@ -74,7 +74,7 @@ def test_torchtitans_flops_of_gpt_oss(layers: int, experts: int, published: int)
     assert by_name["torchtitan"].flops_per_token == published
 
 
-def test_what_a_run_does_not_show_is_unknown_or_a_lower_bound() -> None:
+def test_missing_figures_make_a_convention_unknown_or_a_lower_bound() -> None:
     no_model = {convention.name: convention for convention in conventions(llama(model=None))}
     assert no_model["dispatched"].mfu == pytest.approx(0.40)
     assert no_model["PaLM"].flops_per_token is None

@@ -16,7 +16,7 @@ from lm_profiler.record.run_record import FlopRate, Flops, Rates
 FLOPS = Flops(forward=2 * 10**12, backward=4 * 10**12, recomputation=10**12)
 
 
-def test_peaks_are_of_their_column_and_narrower_is_twice_as_fast() -> None:
+def test_narrower_types_are_twice_as_fast() -> None:
     half = {name: row.bfloat16 for row in ROWS for name in row.names}
     for name, peaks in NARROW_PEAKS.items():
         assert name in half
@@ -24,7 +24,9 @@ def test_peaks_are_of_their_column_and_narrower_is_twice_as_fast() -> None:
         wide = half[name]
         assert peaks.float8 == pytest.approx(2 * wide, rel=0.025)
         assert peaks.float4 is None or peaks.float4 >= 2 * (peaks.float8 or 0.0) * 0.99
-    # The peak of a dtype is that of its column.
+
+
+def test_the_peak_of_a_dtype_is_that_of_its_column() -> None:
     found = peak("NVIDIA B200", "float8")
     assert found.per_s == 4500e12
     assert peak("NVIDIA B200", "float4").per_s == 9000e12  # type: ignore[union-attr]
@@ -32,7 +34,9 @@ def test_peaks_are_of_their_column_and_narrower_is_twice_as_fast() -> None:
     rates = rates_of("NVIDIA B200", {"float8_e4m3fn": None, "bfloat16": 1e15}, None)
     assert rates.flops_per_s("float8_e4m3fn") == 4500e12
     assert rates.flops_per_s("bfloat16") == 2250e12
-    # A measured rate is no peak and one dtype needs no sum.
+
+
+def test_a_measured_rate_is_no_peak() -> None:
     use = judge_utilisation(FLOPS, 1e-3, "unknown", "bfloat16", 1, None, None)
     measured = Rates(flops=[FlopRate(dtype="bfloat16", flops_per_s=1e12, source=MEASURED_PRODUCT)])
     mixed = with_uses_by_dtype(use, {"bfloat16": 1, "float32": 1}, measured, 1e-3, 1)

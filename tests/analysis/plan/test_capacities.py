@@ -8,7 +8,7 @@ from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.analysis.plan.planned import capacity, largest_that_fits
 from lm_profiler.usage_error import UsageError
 
-# What torch says of the GPU, in GiB; capacities.py says which were seen in public.
+# What torch reports about the GPU, in GiB; capacities.py has the public sources.
 # (given, its name, GiB, compute capability)
 REPORTED = [
     ("H100 80GB", "NVIDIA H100 80GB HBM3", 79.10, (9, 0)),
@@ -63,13 +63,13 @@ def test_every_gpu_of_the_table_of_peaks_has_one() -> None:
         ("GH200", {"GH200 480GB", "GH200 144G"}),
     ],
 )
-def test_a_name_of_several_gpus_is_asked_back(given: str, candidates: set[str]) -> None:
+def test_an_ambiguous_gpu_name_is_refused(given: str, candidates: set[str]) -> None:
     with pytest.raises(UsageError) as error:
         capacity(given)
     assert {name for name in candidates if name not in str(error.value)} == set()
 
 
-def test_what_is_asked_back_or_unknown_is_a_line_with_near_names() -> None:
+def test_a_refused_gpu_name_lists_similar_names() -> None:
     with pytest.raises(UsageError, match="others") as error:
         capacity("PCIe")
     assert "\n" not in str(error.value)
@@ -78,7 +78,7 @@ def test_what_is_asked_back_or_unknown_is_a_line_with_near_names() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "NVIDIA", "potato", "RTX 4070", "RTX 2080"])  # the table has a Ti of two
-def test_what_names_no_gpu_is_refused_with_another_way(given: str) -> None:
+def test_an_unknown_gpu_is_refused_with_an_alternative(given: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         capacity(given)
 
@@ -95,12 +95,10 @@ def search(needs, begin: int, room: float) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_largest_is_found_whatever_the_phases_are(seed: int) -> None:
+def test_the_largest_value_that_fits_is_found(seed: int) -> None:
     """Peaks of phases are lines and parabolas; the step's is the highest of them."""
     draw = random.Random(seed)
-    curves = [
-        (draw.choice((0, 0, draw.uniform(0, 3))), draw.uniform(0.5, 400), draw.uniform(0, 10_000)) for _ in range(4)
-    ]
+    curves = [(draw.choice((0, 0, draw.uniform(0, 3))), draw.uniform(0.5, 400), draw.uniform(0, 1e4)) for _ in range(4)]
     needs = lambda n: int(max((a * n + b) * n + c for a, b, c in curves))  # noqa: E731
     begin, room = draw.choice((1, 4, 64)), draw.uniform(1, 200_000)
     largest, tried = search(needs, begin, room)
@@ -109,7 +107,7 @@ def test_the_largest_is_found_whatever_the_phases_are(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_where_memory_comes_in_blocks_a_hundredth_is_missed_at_most(seed: int) -> None:
+def test_in_blocks_of_memory_the_largest_is_found_within_one_percent(seed: int) -> None:
     """What small batches need may hide below what the step needs anyway; then lines miss it by far."""
     draw = random.Random(seed)
     block, each, flat = 20 << 20, draw.uniform(1e4, 1e6), draw.uniform(1e6, 1e9)

@@ -1,4 +1,4 @@
-"""The rule that says whether a run fits."""
+"""The rule that decides whether a run fits."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from lm_profiler.record.run_record import MemoryCauses
 CAUSES = MemoryCauses(parameters=400, gradients=0, optimizer_states=0, buffers=0, activations_and_rest=500)
 
 
-def test_between_nine_tenths_and_all_that_may_be_needed_nobody_can_tell() -> None:
+def test_a_peak_between_90_and_100_percent_of_the_memory_may_fit() -> None:
     expected = [True, None, None, False]
     assert [fits(Planned({"forward": 900, "optimizer": 800}, {}), has) for has in (1000, 999, 900, 899)] == expected
     # What is reserved has to be there for a run to fit surely; a compiled one may do with fewer activations.

@@ -15,7 +15,7 @@ def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> R
     return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, str(rank), waited)
 
 
-def test_a_rank_waits_in_its_group_until_the_last_one_comes() -> None:
+def test_a_rank_waits_until_the_last_rank_of_its_group_arrives() -> None:
     draw = np.random.default_rng(5)
     came = draw.integers(0, 10**7, (30, 4))
     ends = came.max(axis=1) + draw.integers(10**4, 10**5, 30)
@@ -47,7 +47,7 @@ def reduced_behind(own: int, shares: Sequence[float], took: Sequence[int]) -> tu
     return ready, free
 
 
-def put(shares: Sequence[float], took: Sequence[int], lasts: int, behind: bool, host: int = 1000) -> list[int]:
+def placed_arrivals(shares: list[float], took: list[int], lasts: int, behind: bool, host: int = 1000) -> list[int]:
     """In the second of three parts; the host, which called at ``shares`` of it, is done before the stream begins."""
     marks, stream = np.array([0, 10, 10 + host, 20 + host]), 5000 + np.cumsum([0, 700, lasts, 100])
     called = np.array([10 + round(share * host) for share in shares])
@@ -58,18 +58,23 @@ def put(shares: Sequence[float], took: Sequence[int], lasts: int, behind: bool, 
 @pytest.mark.parametrize(
     "took", [[20_000, 20_000, 30_000], [1000, 90_000, 40_000], [90_000, 1000, 1000], [0, 0, 0], [500, 500, 50_000]]
 )
-def test_of_reductions_behind_a_backward_each_stands_where_its_gradients_are_ready(took: list[int]) -> None:
+def test_each_reduction_stands_where_its_gradients_are_ready(took: list[int]) -> None:
     shares = [0.3, 0.6, 0.9]  # the host then waits for the threads of autograd, the stream for nothing
     ready, ends = reduced_behind(60_000, [share / 0.9 for share in shares], took)
-    assert put(shares, took, ends, behind=True) == pytest.approx(ready, abs=2)
+    assert placed_arrivals(shares, took, ends, behind=True) == pytest.approx(ready, abs=2)
 
 
-def test_the_last_reduction_ends_backward_and_calls_that_are_waited_for_stand_in_their_place() -> None:
-    assert put([0.8], [20_000], 35_000, behind=True) == [15_000]
-    assert put([0.1], [20_000], 35_000, behind=True) == [15_000]
-    # A stream stands in calls that it waits for in their place.
+def test_the_last_reduction_ends_backward() -> None:
+    for share in (0.8, 0.1):
+        assert placed_arrivals([share], took=[20_000], lasts=35_000, behind=True) == [35_000 - 20_000]
+
+
+def test_calls_that_the_stream_waits_for_keep_their_place() -> None:
     own, took = 40_000, [5000, 15_000]
-    assert put([0.25, 0.5], took, own + sum(took), behind=False) == [10_000, 20_000 + 5000]
-    # What takes longer than its part begins with it at the earliest.
-    assert put([0.5], [9000], 4000, behind=True) == [0]
-    assert put([0.5], [9000], 4000, behind=False) == [0]
+    found = placed_arrivals([0.25, 0.5], took, lasts=own + sum(took), behind=False)
+    assert found == [0.25 * own, 0.5 * own + took[0]]
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_call_longer_than_its_part_begins_with_it(behind: bool) -> None:
+    assert placed_arrivals([0.5], took=[9000], lasts=4000, behind=behind) == [0]

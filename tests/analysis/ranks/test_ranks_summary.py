@@ -4,52 +4,46 @@ from dataclasses import replace
 
 import pytest
 from cuda_trace import cuda_step
-from simulated_ranks import simulate, usual
+from simulated_ranks import simulate, usual_work_s
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.ranks.ranks_summary import communication_figures, ranks_of
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.why.traced import Traced, broken_down
-from lm_profiler.record.run_record import Ranks
 
 
-def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:
-    truth = simulate(usual(ranks, steps, noise=0.05))
-    return ranks_of(truth.timelines, world or ranks, overlap=True)
-
-
-def test_of_many_ranks_or_a_long_run_the_busiest_the_idlest_and_the_last_steps_are_kept() -> None:
-    work_s = usual(70, 3)
+def test_the_busiest_and_idlest_ranks_and_the_last_steps_are_kept() -> None:
+    work_s = usual_work_s(ranks=70, steps=3)
     work_s["forward"][3:11] += 0.03
     work_s["forward"][20:28] -= 0.01
     of = ranks_of(simulate(work_s).timelines, 70, overlap=True)
     assert [times.rank for times in of.by_rank] == [0, *range(3, 11), *range(20, 28)]
     assert of.hosts == {"here": list(range(70))}
-    truth = simulate(usual(2, 600))
+    truth = simulate(usual_work_s(ranks=2, steps=600))
     of = ranks_of(truth.timelines, 2, overlap=True)
     assert of.columns == list(range(345, 601))
     for rank in (0, 1):
         assert of.by_rank[rank].own_by_column_s == pytest.approx(truth.own_s[rank, 344:].sum(axis=1), abs=1e-6)
-    truth = simulate(usual(2, 6))
+    truth = simulate(usual_work_s(ranks=2, steps=6))
     of = ranks_of(truth.timelines, 2, overlap=True, steps=[3, 4, 5])
     assert (of.steps, of.columns) == (3, [3, 4, 5])
 
 
-def test_ranks_that_did_not_say_or_have_another_clock_are_not_compared() -> None:
-    of = said(2, world=4)
-    assert_stored("analysis/notes: silent ranks", {"two of four": of.notes})
-    assert of.world == 4
-    truth = simulate(usual(2, 3))
+def test_silent_ranks_and_those_on_another_clock_are_not_compared() -> None:
+    two_of_four = ranks_of(simulate(usual_work_s(ranks=2, steps=6, noise=0.05)).timelines, 4, overlap=True)
+    assert_stored("analysis/notes: silent ranks", {"two of four": two_of_four.notes})
+    assert two_of_four.world == 4
+    truth = simulate(usual_work_s(ranks=2, steps=3))
     assert ranks_of(truth.timelines[:1], 2, overlap=True) is None
     assert ranks_of(truth.timelines, 2, overlap=True, steps=[99]) is None
-    first, second, third = simulate(usual(3, 3)).timelines
+    first, second, third = simulate(usual_work_s(ranks=3, steps=3)).timelines
     of = ranks_of([first, second, replace(third, clock="there")], 3, overlap=True)
     assert (of.heard, len(of.notes)) == (2, 1)
     assert ranks_of([first, replace(second, clock="there")], 2, overlap=True) is None
 
 
-def test_exposed_is_what_no_other_kernel_runs_beside_less_what_the_traced_rank_waits() -> None:
+def test_exposed_communication_excludes_overlap_and_waiting() -> None:
     """The all-reduce runs from 100 to 130 µs of the step, a matrix product until 110."""
     traced = broken_down(traced_work(PackedTrace(cuda_step())))
     for waiting_s, exposed_s in (

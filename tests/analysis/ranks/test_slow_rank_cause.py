@@ -2,7 +2,7 @@
 
 import pytest
 from made_environment import made_contention
-from simulated_ranks import simulate, usual
+from simulated_ranks import simulate, usual_work_s
 
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank
@@ -18,7 +18,7 @@ def counters(rank: int, **seconds: float) -> list[StepCounters]:
 
 def finding_of(readings: list[StepCounters], contention: Contention | None = None) -> RankFinding:
     """Rank 1 of two is 30 ms slower in forward."""
-    work_s = usual(2, STEPS, noise=0.02)
+    work_s = usual_work_s(ranks=2, steps=STEPS, noise=0.02)
     work_s["forward"][1] += LONGER_S
     ranks = ranks_of(simulate(work_s).timelines, 2, overlap=True, counters=readings, contention=contention)
     return ranks.finding

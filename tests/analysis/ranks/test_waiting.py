@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, VALIDATED, simulate, usual
+from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, VALIDATED, simulate, usual_work_s
 
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Collective, RankTimeline
 from lm_profiler.analysis.ranks.waiting import RanksWork, work_of
@@ -26,8 +26,8 @@ def own_s(work: RanksWork) -> Any:
 @pytest.mark.parametrize("program", [DDP, ACCUMULATED, SHARDED], ids=["DDP", "accumulated", "sharded"])
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer", "other"])
-def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, part: str) -> None:
-    work_s = usual(ranks, 12, noise=0.05, seed=ranks)
+def test_own_work_and_waiting_are_the_simulated_ones(program: list[Any], ranks: int, part: str) -> None:
+    work_s = usual_work_s(ranks=ranks, steps=12, noise=0.05, seed=ranks)
     work_s[part][1] += 0.03
     truth = simulate(work_s, program)
     work = work_of(truth.timelines, truth.timelines[0].steps, overlap=program is not SHARDED)
@@ -36,9 +36,9 @@ def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, 
     np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=off_s)
 
 
-def test_what_not_all_ranks_have_is_left_out_and_validation_is_own_work() -> None:
+def test_validation_is_own_work() -> None:
     """The other rank waits for it in a barrier, which is no part of a step either."""
-    work_s = usual(2, 12, noise=0.05)
+    work_s = usual_work_s(ranks=2, steps=12, noise=0.05)
     work_s["validation"] = np.full((2, 12), 0.02)
     work_s["validation"][1] += 0.03
     truth = simulate(work_s, VALIDATED)
@@ -46,34 +46,38 @@ def test_what_not_all_ranks_have_is_left_out_and_validation_is_own_work() -> Non
     np.testing.assert_allclose(own_s(work), truth.own_s, atol=NANOSECONDS)
     np.testing.assert_allclose(work.own_s[:, :, OUTSIDE], truth.validation_s, atol=NANOSECONDS)
     assert work.waiting_outside_s[0] == pytest.approx(0.03, rel=0.2)
-    # Steps and calls that not all ranks have are left out.
-    truth = simulate(usual(2, 12, noise=0.05))
+
+
+def test_steps_and_calls_that_a_rank_lacks_are_left_out() -> None:
+    truth = simulate(usual_work_s(ranks=2, steps=12, noise=0.05))
     some = np.array([3, 4, 7], dtype=np.int64)
     work = work_of(truth.timelines, some, overlap=True)
     np.testing.assert_allclose(own_s(work), truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
-    truth = simulate(usual(2, 3))
+    truth = simulate(usual_work_s(ranks=2, steps=3))
     first, second = truth.timelines
     shorter = replace(second, collectives=second.collectives[:-1], arrivals_ns=second.arrivals_ns[:-1])
     work = work_of([first, shorter], first.steps, overlap=True)
     np.testing.assert_allclose(own_s(work)[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
 
 
-def test_calls_hold_the_ranks_of_their_group_and_nobody_where_ranks_go_on() -> None:
+def test_calls_hold_the_ranks_of_their_group() -> None:
     """Each pair of four ranks is sharded among itself."""
-    work_s = usual(4, 12, noise=0.05)
+    work_s = usual_work_s(ranks=4, steps=12, noise=0.05)
     work_s["forward"][2] += 0.03
     truth = simulate(work_s, SHARDED, groups=2)
     work = work_of(truth.timelines, truth.timelines[0].steps, overlap=False)
     np.testing.assert_allclose(own_s(work), truth.own_s, atol=OF_A_TREE)
     np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=OF_A_TREE)
-    # Ranks go on before the last one came, under whatever name.
+
+
+def test_ranks_that_go_on_before_the_last_arrival_do_not_wait() -> None:
     asynchronous = [("call", "gloo:all_reduce", "nobody") if op[0] == "call" else op for op in DDP]
-    work_s = usual(2, 12)
+    work_s = usual_work_s(ranks=2, steps=12)
     work_s["forward"][1] += 0.03
     truth = simulate(work_s, asynchronous)
     assert work_of(truth.timelines, truth.timelines[0].steps, overlap=False).waiting_s.max() == 0.0
     # Of four, rank 2 loads longer: rank 0 waits for it in the broadcast, the others for rank 0 at the gradients.
-    work_s = usual(4, 12, noise=0.02)
+    work_s = usual_work_s(ranks=4, steps=12, noise=0.02)
     work_s["data"][2] += 0.03
     truth = simulate(work_s)
     caused = work_of(truth.timelines, truth.timelines[0].steps, overlap=True).caused_s
@@ -81,7 +85,7 @@ def test_calls_hold_the_ranks_of_their_group_and_nobody_where_ranks_go_on() -> N
     assert np.delete(caused, 2, axis=0).max() < 0.004
 
 
-def timed(rank: int, marks_ms: list[tuple[str, float]], calls_ms: list[tuple[float, float]]) -> RankTimeline:
+def timeline_of_step(rank: int, marks_ms: list[tuple[str, float]], calls_ms: list[tuple[float, float]]) -> RankTimeline:
     """One step; of each call when it came, and how long it waited inside of it."""
     return RankTimeline(
         rank,
@@ -97,11 +101,12 @@ def timed(rank: int, marks_ms: list[tuple[str, float]], calls_ms: list[tuple[flo
     )
 
 
-def test_what_was_timed_on_a_stream_counts_as_far_as_nothing_hid_it() -> None:
+def test_waiting_on_a_stream_counts_unless_hidden() -> None:
     """Rank 1 came 30 ms later. Rank 0's first bucket waits all of it, but while it computes for 20; its last bucket
     stands behind that one, and waits for rank 1's again."""
-    fast = timed(0, [("forward", 0), ("backward", 5), ("optimizer", 60), ("other", 65)], [(10, 30), (30, 20)])
-    slow = timed(1, [("forward", 0), ("backward", 35), ("optimizer", 60), ("other", 65)], [(40, 0), (60, 0)])
+    marks_ms = [("forward", 0), ("backward", 5), ("optimizer", 60), ("other", 65)]
+    fast = timeline_of_step(0, marks_ms, [(10, 30), (30, 20)])
+    slow = timeline_of_step(1, [("forward", 0), ("backward", 35), ("optimizer", 60), ("other", 65)], [(40, 0), (60, 0)])
     work = work_of([fast, slow], np.array([1]), overlap=True)
     assert work.waiting_s[0, 0, PARTS.index("backward")] == pytest.approx(0.030)
     assert own_s(work)[0, 0, PARTS.index("backward")] == pytest.approx(0.025)

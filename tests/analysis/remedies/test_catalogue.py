@@ -25,7 +25,7 @@ OURS = {
 }
 
 
-def test_a_model_of_ours_has_a_remedy_for_each_of_its_settings_the_least_change_first() -> None:
+def test_our_models_have_a_remedy_for_each_setting() -> None:
     assert [[*way.words] for way in remedies(planned(largest=5, **OURS), largest_context=256)] == [
         ["--model.activation_checkpointing=true"],
         ["--model.attention=sdpa"],
@@ -39,7 +39,7 @@ def test_a_model_of_ours_has_a_remedy_for_each_of_its_settings_the_least_change_
     ]
 
 
-def test_what_is_already_so_is_no_remedy() -> None:
+def test_a_setting_that_is_already_on_is_no_remedy() -> None:
     sparse = OURS | {
         "trainer.precision": "bf16-true",
         "model.attention": "sdpa",
@@ -53,7 +53,7 @@ def test_what_is_already_so_is_no_remedy() -> None:
     assert not any("model.activation_checkpointing" in way for way in ways)
 
 
-def test_of_other_peoples_modules_only_what_the_trainer_offers() -> None:
+def test_modules_of_others_have_only_remedies_of_the_trainer() -> None:
     own = {"trainer.precision": "16-mixed", "data.batch_size": 12}
     ways = [way.options for way in remedies(planned(largest=7, **own))]
     smaller = {"data.batch_size": "6", "trainer.accumulate_grad_batches": "2"}
@@ -77,14 +77,14 @@ def test_together_they_leave_the_model_alone_first() -> None:
     assert "the optimizer" not in gentle.changes
 
 
-def test_every_finding_has_an_entry_and_each_entry_does_something() -> None:
+def test_every_finding_has_a_remedy() -> None:
     names = [remedy.name for remedy in REMEDIES]
     assert len(names) == len({*names})
     assert {*get_args(FindingName)} <= {*names}
     for remedy in REMEDIES:
-        says = bool(remedy.sentence) or remedy.name == "ranks"
-        assert says == (remedy.name in get_args(FindingName))
-        assert says or remedy.candidates or remedy.smaller_settings
+        has_sentence = bool(remedy.sentence) or remedy.name == "ranks"
+        assert has_sentence == (remedy.name in get_args(FindingName))
+        assert has_sentence or remedy.candidates or remedy.smaller_settings
     later = Finding.model_construct(name="cold_cache", saves_s=0.1, share=0.2)
     assert "cold cache" in remedy_of(later, made_record())
     assert likely_share(later) == 1.0

@@ -16,12 +16,12 @@ def rows(times_s: NDArray[np.float64], first: int, stage: str) -> list[StepRow]:
     return [made_step(step, {"forward": seconds}, stage) for step, seconds in enumerate(times_s.tolist(), first)]
 
 
-def noted(times_s: NDArray[np.float64]) -> list[str]:
+def level_notes(times_s: NDArray[np.float64]) -> list[str]:
     measured, later = times_s[:MEASURED], times_s[MEASURED:]
     return level_check_note(fit(measured), rows(measured, 6, "measure"), rows(later, 6 + MEASURED, "actions"))
 
 
-def noise(rng: np.random.Generator, spread: float, rho: float = 0.0) -> NDArray[np.float64]:
+def noisy_times(rng: np.random.Generator, spread: float, rho: float = 0.0) -> NDArray[np.float64]:
     logs = rng.standard_normal(MEASURED + LATER)
     for index in range(1, logs.size):
         logs[index] = rho * logs[index - 1] + np.sqrt(1 - rho**2) * logs[index]
@@ -31,7 +31,7 @@ def noise(rng: np.random.Generator, spread: float, rho: float = 0.0) -> NDArray[
 @pytest.mark.parametrize("spread, rho", [(0.02, 0.0), (0.05, 0.0), (0.05, 0.6)])
 def test_steps_that_go_on_as_before_leave_no_note(spread: float, rho: float) -> None:
     rng = np.random.default_rng(1)
-    assert sum(bool(noted(noise(rng, spread, rho))) for _ in range(60)) <= 1
+    assert sum(bool(level_notes(noisy_times(rng, spread, rho))) for _ in range(60)) <= 1
 
 
 @pytest.mark.parametrize("factor, word", [(1.12, "slower"), (0.88, "faster")])
@@ -39,35 +39,40 @@ def test_later_steps_that_differ_are_noted_with_their_size(factor: float, word: 
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(40):
-        times_s = noise(rng, 0.02)
+        times_s = noisy_times(rng, 0.02)
         times_s[MEASURED:] *= factor
-        found += any(f"% {word}" in note for note in noted(times_s))
+        found += any(f"% {word}" in note for note in level_notes(times_s))
     assert found >= 38
 
 
-def test_a_pattern_goes_on_after_the_measured_steps_and_two_later_steps_are_too_few() -> None:
+def test_a_pattern_goes_on_after_the_measured_steps() -> None:
     """Every fourth step takes twice as long; two of the three later steps are such."""
-    times_s = noise(np.random.default_rng(3), 0.01)
+    times_s = noisy_times(np.random.default_rng(3), 0.01)
     times_s[3::4] *= 2.0
-    assert not noted(times_s)
+    assert not level_notes(times_s)
     times_s[MEASURED:] *= 1.2
-    assert noted(times_s)
-    # Two later steps are too few.
-    times_s = noise(np.random.default_rng(4), 0.01)
+    assert level_notes(times_s)
+
+
+def test_two_later_steps_are_too_few() -> None:
+    times_s = noisy_times(np.random.default_rng(4), 0.01)
     times_s[MEASURED:] *= 1.5
-    assert noted(times_s)
-    assert not noted(times_s[:-1])
+    assert level_notes(times_s)
+    assert not level_notes(times_s[:-1])
 
 
-def test_the_cost_of_timing_actions_or_a_hold_up_of_half_a_second_is_no_difference() -> None:
+def test_the_cost_of_timing_actions_is_no_difference() -> None:
     """A thousand later steps of 2 ms: 0.2 ms more are ours, 1 ms more is not."""
     noise_logs = 0.01 * np.random.default_rng(5).standard_normal(MEASURED + 1000)
     times_s = np.asarray(0.002 * np.exp(noise_logs))
     times_s[MEASURED:] += 2e-4
-    assert not noted(times_s)
+    assert not level_notes(times_s)
     times_s[MEASURED:] += 8e-4
-    assert noted(times_s)
-    # Steps of 50 ms: the machine holds the process up after the measured steps, and the later steps lie in that.
-    times_s = noise(np.random.default_rng(6), 0.01) / 10.0
+    assert level_notes(times_s)
+
+
+def test_a_pause_of_the_process_is_no_difference() -> None:
+    """Steps of 50 ms: the process pauses after the measured steps, and the later steps lie in that."""
+    times_s = noisy_times(np.random.default_rng(6), 0.01) / 10.0
     times_s[MEASURED:] += 0.16
-    assert not noted(times_s)
+    assert not level_notes(times_s)

@@ -11,7 +11,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.steps.statistics import Interval, mean_interval, median_interval, summarise_times
 
 
-def test_summary_agrees_with_numpy_scipy_and_a_worked_example():
+def test_the_summary_agrees_with_numpy_and_scipy():
     x = np.random.default_rng(0).lognormal(size=37)
     s = summarise_times(x)
     assert (s.n, s.min, s.max) == (37, x.min(), x.max())
@@ -23,12 +23,12 @@ def test_summary_agrees_with_numpy_scipy_and_a_worked_example():
     s = summarise_times([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])  # squared deviations from 5 add up to 32
     assert (s.mean, s.median) == (5.0, 4.5)
     assert s.std == pytest.approx(math.sqrt(32 / 7))
-    assert (s.mean_low, s.mean_high) == (None, None)  # the model of the steps tells it
+    assert (s.mean_low, s.mean_high) == (None, None)  # the model of the steps has it
     known = summarise_times([1.0, 2.0], Interval(1.5, 1.0, 2.5))
     assert (known.mean_low, known.mean_high) == (1.0, 2.5)
 
 
-def test_few_values_have_no_spread_or_interval_and_missing_readings_are_refused():
+def test_missing_readings_are_refused():
     s = summarise_times([])
     assert s.n == 0
     assert {s.mean, s.std, s.cv, s.median, s.mean_low, s.mean_high, s.p5, s.p95, s.min, s.max} == {None}
@@ -36,9 +36,11 @@ def test_few_values_have_no_spread_or_interval_and_missing_readings_are_refused(
     assert (s.n, s.mean, s.median, s.min, s.max) == (1, 0.25, 0.25, 0.25, 0.25)
     assert (s.std, s.cv, s.mean_low, s.mean_high) == (None, None, None, None)
     bads = (math.nan, math.inf, -math.inf)
-    said = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise_times([1.0, bad, 2.0])) for bad in bads}
-    assert_stored("analysis/refused: missing readings", said)
-    # Fewer than three values have no interval and differences may be negative.
+    messages = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise_times([1.0, bad, 2.0])) for bad in bads}
+    assert_stored("analysis/refused: missing readings", messages)
+
+
+def test_fewer_than_three_values_have_no_interval():
     assert mean_interval([1.0, 2.0]) is None
     found = mean_interval([-1.0, 1.0, -1.5, 1.5, 0.1, -0.1])
     assert found.low < 0.0 < found.high
@@ -48,7 +50,7 @@ def test_few_values_have_no_spread_or_interval_and_missing_readings_are_refused(
 
 
 @pytest.mark.parametrize("steps", [3, 10, 50])
-def test_of_independent_values_the_interval_is_near_students(steps):
+def test_the_interval_of_independent_values_is_near_students(steps):
     """It allows for a correlation that was not there, so it is wider, the fewer the values the more."""
     rng, widths = np.random.default_rng(1), []
     for _ in range(50):

@@ -40,11 +40,10 @@ def times_of(rows: list[StepRow]) -> dict[str, TimeSummary]:
     return summaries(rows, "device", model_of(rows, keeps_all_steps=True))
 
 
-def test_means_over_ranks_are_those_of_brute_force_and_what_one_lacks_is_unknown() -> None:
+def test_means_over_ranks_are_those_of_brute_force() -> None:
     rng = np.random.default_rng(0)
-    rows = [
-        row(step, float(rng.uniform(1, 9)), rank=rank, tokens=10 + rank) for rank in (2, 0, 1) for step in (1, 2, 3)
-    ]
+    numbers = [(rank, step) for rank in (2, 0, 1) for step in (1, 2, 3)]
+    rows = [row(step, float(rng.uniform(1, 9)), rank=rank, tokens=10 + rank) for rank, step in numbers]
     del rows[5]  # rank 0's third step
     for mean in mean_over_ranks(rows):
         own = [each for each in rows if each.step == mean.step]
@@ -86,7 +85,7 @@ def test_scalars_are_in_the_units_of_their_tags() -> None:
     assert "throughput/tokens_per_s" not in scalars(row(1))
 
 
-def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run() -> None:
+def test_throughput_is_all_tokens_over_all_time() -> None:
     rows = [row(1, tokens=100), row(2, 43.0, tokens=130), row(3, tokens=100)]
     found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step == 110
@@ -95,7 +94,9 @@ def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run()
     found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step is None
     assert found.tokens_per_s is None
-    # Without a setting the steps are those of the runs own figures.
+
+
+def test_without_a_setting_the_steps_are_those_of_the_record() -> None:
     entry = run("a", MEASURED_S, WARMUP_S)
     cut = Steadiness(word="steady", cut=3, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0)
     rows = entry.rows
@@ -104,7 +105,7 @@ def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run()
     assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
 
 
-def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess() -> None:
+def test_an_odd_step_has_the_part_that_differs_most() -> None:
     rng = np.random.default_rng(0)
     forwards = 3.0 + rng.normal(0, 0.02, 40)
     rows = [row(at, float(forwards[at - 1]), 25.0 if at == 9 else 5.0, tokens=100) for at in range(1, 41)]
@@ -113,7 +114,10 @@ def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess
     assert [(odd.step, odd.part) for odd in found] == [(9, "backward"), (20, "forward")]
     assert found[0].ratio == pytest.approx(3.0, rel=0.02)
     assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
-    # Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward.
+
+
+def test_an_odd_step_is_compared_with_its_own_level() -> None:
+    """The first 30 of 50 steps take 40 ms and the rest 10; one of the rest takes 30, due to backward."""
     rng = np.random.default_rng(1)
     forwards = np.where(np.arange(50) < 30, 33.0, 3.0) + rng.normal(0, 0.02, 50)
     rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
@@ -124,29 +128,50 @@ def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess
     assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
 
 
-GROWING = [BatchCount(1, 1, 2), BatchCount(5, 4, 8)]
+GROWING = [BatchCount(step=1, batches=1, samples=2), BatchCount(step=5, batches=4, samples=8)]
 
 
-def test_the_mean_is_over_the_steps_asked_for_and_all_ranks_unless_nobody_counted() -> None:
-    assert mean_counts([GROWING], [3, 4, 5, 6])[:2] == (2.5, 5.0)
-    assert mean_counts([GROWING, [BatchCount(1, 1, 3)]], [1, 2])[:2] == (2.0, 5.0)
-    for ranks, steps in (([], [1]), ([GROWING], []), ([GROWING, []], [1])):
-        assert mean_counts(ranks, steps)[:2] == (None, None)
-    assert mean_counts([[BatchCount(1, 0, None)]], [1])[:2] == (None, None)
-    assert mean_counts([[BatchCount(1, 2, None)]], [1])[:2] == (2.0, None)
-    assert mean_counts([[BatchCount(1, 2, 4), BatchCount(3, 2, None)]], [1, 2, 3])[:2] == (2.0, None)
-    lengths = [BatchCount(1, 1, 2, 20), BatchCount(2, 1, 2, 40), BatchCount(3, 1, 2, 60)]
-    assert mean_counts([lengths, lengths], [1, 2, 3, 4]).elements == 2 * 45.0  # the last lasts
-    assert mean_counts([lengths, [BatchCount(1, 1, 2)]], [1]).elements is None
+@pytest.mark.parametrize(
+    "ranks, steps, batches, samples",
+    [
+        # A count holds until the next one: two steps of 1 batch of 2 samples, then two of 4 batches of 8.
+        ([GROWING], [3, 4, 5, 6], (1 + 1 + 4 + 4) / 4, (2 + 2 + 8 + 8) / 4),
+        ([GROWING, [BatchCount(step=1, batches=1, samples=3)]], [1, 2], 1 + 1, 2 + 3),  # the sum over ranks
+        ([], [1], None, None),
+        ([GROWING], [], None, None),
+        ([GROWING, []], [1], None, None),  # the second rank counted nothing
+        ([[BatchCount(step=1, batches=0, samples=None)]], [1], None, None),
+        ([[BatchCount(step=1, batches=2, samples=None)]], [1], 2, None),
+        ([[BatchCount(step=1, batches=2, samples=4), BatchCount(step=3, batches=2, samples=None)]], [1, 2, 3], 2, None),
+    ],
+)
+def test_batches_and_samples_are_means_over_steps_of_sums_over_ranks(
+    ranks: list[list[BatchCount]], steps: list[int], batches: float | None, samples: float | None
+) -> None:
+    means = mean_counts(ranks, steps)
+    assert (means.batches, means.samples) == (batches, samples)
+
+
+def test_elements_are_means_over_steps_and_unknown_unless_every_rank_counts_them() -> None:
+    counts = [BatchCount(step, batches=1, samples=2, elements=20 * step) for step in (1, 2, 3)]
+    one_rank = (20 + 40 + 60 + 60) / 4  # step 4 has the last count
+    assert mean_counts([counts, counts], [1, 2, 3, 4]).elements == 2 * one_rank
+    assert mean_counts([counts, [BatchCount(step=1, batches=1, samples=2)]], [1]).elements is None
+
+
+def test_a_note_reports_batches_that_grow() -> None:
     assert_stored("analysis/notes: changed batches", {"of 6 steps": changed_batches_note(GROWING, 6, 2.5)})
     assert changed_batches_note(GROWING, 4, 1.0) == []
-    assert changed_batches_note([BatchCount(1, 2, 4), BatchCount(3, 2, 1)], 9, 2.0) == []
+    fewer_samples = [BatchCount(step=1, batches=2, samples=4), BatchCount(step=3, batches=2, samples=1)]
+    assert changed_batches_note(fewer_samples, 9, 2.0) == []
 
 
 PREFETCH = 2
 
 
-def simulated(work_s: float, fetch_s: float, workers: int, first_s: float, steps: int) -> tuple[list[float], list[int]]:
+def simulated_loader(
+    work_s: float, fetch_s: float, workers: int, first_s: float, steps: int
+) -> tuple[list[float], list[int]]:
     """When each step of the loop ended, and how many batches were ready then.
 
     A worker has at most ``PREFETCH`` batches asked of it that were not taken; batches go to workers in turns.
@@ -176,18 +201,18 @@ def simulated(work_s: float, fetch_s: float, workers: int, first_s: float, steps
         (0.010, 0.004, 1),
     ],
 )
-def test_a_queue_that_shrinks_tells_the_rate_of_the_workers(work_s: float, fetch_s: float, workers: int) -> None:
-    ends, ready = simulated(work_s, fetch_s, workers, first_s=2.0, steps=26)
+def test_a_queue_that_shrinks_shows_the_rate_of_the_workers(work_s: float, fetch_s: float, workers: int) -> None:
+    ends, ready = simulated_loader(work_s, fetch_s, workers, first_s=2.0, steps=26)
     warm, last = 5, 25
     mean_s = (ends[last] - ends[warm]) / (last - warm)
     facts = LoaderFacts(workers=workers, ahead=workers * PREFETCH, ready_before=ready[warm], ready_after=ready[last])
-    told = lasting_step_s(mean_s, last - warm, 1, facts) or 0.0
+    step_s = lasting_step_s(mean_s, last - warm, 1, facts) or 0.0
     truth = max(work_s, fetch_s / workers)
     if truth == work_s:
-        assert told == pytest.approx(truth)
+        assert step_s == pytest.approx(truth)
         return
     made = last - warm - (facts.used_up or 0)
-    assert told == pytest.approx(truth, rel=workers / 2 / made)
+    assert step_s == pytest.approx(truth, rel=workers / 2 / made)
 
 
 RNG = np.random.default_rng(0)
@@ -196,7 +221,7 @@ MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
 FORWARD = np.array([*WARMUP_S, *MEASURED_S])[:, 0]
 
 
-def test_ranks_are_averaged_and_runs_without_steps_are_named():
+def test_ranks_are_averaged():
     entry = run("a", MEASURED_S, WARMUP_S)
     first = step_rows(MEASURED_S, WARMUP_S)
     second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
@@ -208,15 +233,19 @@ def test_ranks_are_averaged_and_runs_without_steps_are_named():
     assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
 
 
-def test_samples_of_a_cut_are_those_of_its_own_steps_or_of_the_run() -> None:
+def test_samples_of_a_cut_are_those_of_its_own_steps() -> None:
     """Warm-up steps have 2 samples, measured ones 5 and 6 in turn: 5.5 in each mean step of 0.4 s, whatever the cut."""
     own = run("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
-    counts = [[BatchCount(1, 1, 2), *(BatchCount(step, 1, 5 + step % 2) for step in range(3, 13))]]
-    cuts, problems = judged_after_warmups([own], [0, 2, 4], None, lambda folder: counts)
+    warmup = BatchCount(step=1, batches=1, samples=2)
+    measured = [BatchCount(step, batches=1, samples=5 + step % 2) for step in range(3, 13)]
+    cuts, problems = judged_after_warmups([own], [0, 2, 4], None, lambda folder: [[warmup, *measured]])
     assert problems == []
     found = [entry.record.throughput.samples_per_s for entry in cuts]
     assert found == pytest.approx([(2 * 2 + 10 * 5.5) / 12 / 0.4, 5.5 / 0.4, 5.5 / 0.4])
-    # 5.5 samples in a mean step, which the record has as 6; the warm-up steps took twice as long.
+
+
+def test_without_counts_the_samples_are_those_of_the_run() -> None:
+    """The mean is 5.5 samples per step, stored rounded as 6; the warm-up steps took twice as long."""
     own = run("a", [(0.1, 0.3)] * 10, [(0.2, 0.6)] * 2)
     rate = Throughput(tokens_per_step=None, tokens_per_s=None, samples_per_step=6, samples_per_s=5.5 / 0.4)
     entry = replace(own, record=own.record.model_copy(update={"throughput": rate}))

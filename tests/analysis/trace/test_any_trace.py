@@ -19,14 +19,14 @@ from lm_profiler.record.trace_answer import TraceAnswer
 Event = dict[str, Any]
 
 
-def written(folder: Path, events: Sequence[Any], header: Mapping[str, Any] | None = None) -> Path:
+def written_trace(folder: Path, events: Sequence[Any], header: Mapping[str, Any] | None = None) -> Path:
     path = folder / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, **(header or {}), "traceEvents": list(events)}))
     return path
 
 
-def read(folder: Path, events: Sequence[Any], step_name: str | None = None) -> AnyTrace:
-    return read_any_trace(written(folder, events), step_name)
+def trace_of(folder: Path, events: Sequence[Any], step_name: str | None = None) -> AnyTrace:
+    return read_any_trace(written_trace(folder, events), step_name)
 
 
 def without_ranges(events: Sequence[Event]) -> list[Event]:
@@ -41,7 +41,7 @@ def names_us(trace: AnyTrace) -> dict[str, float]:
     return sums
 
 
-def test_a_trace_may_be_compressed_and_its_header_has_device_and_rank(tmp_path: Path) -> None:
+def test_a_trace_may_be_compressed(tmp_path: Path) -> None:
     events = cuda_step()
     text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=2)
     (tmp_path / "plain.json").write_text(text)
@@ -50,19 +50,21 @@ def test_a_trace_may_be_compressed_and_its_header_has_device_and_rank(tmp_path: 
     traces = [read_any_trace(tmp_path / name) for name in ("plain.json", "packed.json.gz", "list.json")]
     assert names_us(traces[0])[GEMM] == 20 + 20 + 20
     assert [kernel_table(trace.work) for trace in traces[1:]] == [kernel_table(traces[0].work)] * 2
-    # The device and the rank are those of the header.
+
+
+def test_device_and_rank_are_those_of_the_header(tmp_path: Path) -> None:
     header = {
         "deviceProperties": [{"id": 0, "name": "NVIDIA B200"}, {"id": 1, "name": "another"}],
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
     }
-    trace = read_any_trace(written(tmp_path, cuda_step(), header))
+    trace = read_any_trace(written_trace(tmp_path, cuda_step(), header))
     assert (trace.device_name, trace.rank, trace.world_size) == ("NVIDIA B200", 3, 8)
     damaged = {"deviceProperties": [None, {"id": 0}], "distributedInfo": [1]}
-    trace = read_any_trace(written(tmp_path, cuda_step(), damaged))
+    trace = read_any_trace(written_trace(tmp_path, cuda_step(), damaged))
     assert (trace.device_name, trace.rank, trace.world_size) == (None, None, None)
 
 
-def test_steps_are_the_outermost_ranges_of_a_name_or_the_whole_trace(tmp_path: Path) -> None:
+def test_steps_are_the_outermost_ranges_of_a_name(tmp_path: Path) -> None:
     trace = Trace()
     for number, start in enumerate((0, 100)):
         trace.range(f"train step {number}", start, start + 50)
@@ -72,18 +74,20 @@ def test_steps_are_the_outermost_ranges_of_a_name_or_the_whole_trace(tmp_path: P
         trace.work(GEMM, start + 3, start + 20, start + 60, correlation=number + 1)
     trace.operator("aten::mm", 70, 78)
     trace.work(ALL_REDUCE, 71, 75, 90, correlation=9)  # a validation between the steps
-    packed = read(tmp_path, trace.events, "train step").work.packed
+    packed = trace_of(tmp_path, trace.events, "train step").work.packed
     assert [step.end - step.start for step in packed.steps] == [50_000, 50_000]
-    answer = kernel_table(read(tmp_path, trace.events, "train step").work)
+    answer = kernel_table(trace_of(tmp_path, trace.events, "train step").work)
     assert {row.name: round(row.total_s * 1e6) for row in answer.rows} == {GEMM: 80}
     assert round(answer.window_s * 1e6) == 60 + 60
-    # Without steps the whole trace is one.
-    trace = read(tmp_path, without_ranges(cuda_step()))
+
+
+def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, without_ranges(cuda_step()))
     assert (trace.step_source, len(trace.work.packed.steps)) == ("whole", 1)
     # From the copy's operator, the first event, to the end of the last kernel.
     assert trace.work.done - trace.work.begin == (162 - 11) * 1000
     with pytest.raises(ValueError, match=r"no range 'training'.*'phase: forward'"):
-        read(tmp_path, cuda_step(), "training")
+        trace_of(tmp_path, cuda_step(), "training")
 
 
 PHASES = {
@@ -102,7 +106,7 @@ def test_a_phase_is_only_what_a_range_names(phase: str | None) -> None:
     assert {name: phase_named(name) for name in PHASES[phase]} == dict.fromkeys(PHASES[phase], phase)
 
 
-def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> None:
+def test_modules_are_those_named_by_the_profiler(tmp_path: Path) -> None:
     trace = Trace()
     blocks = {"Block_0": (2, 40), "Attention_0": (3, 20), "Block_1": (42, 80), "Attention_1": (43, 60)}
     for name, (start, end) in {"GPT_0": (0, 90), **blocks}.items():
@@ -111,7 +115,7 @@ def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> Non
     for number, start in enumerate((4, 21, 44, 82)):
         trace.operator("aten::mm", start, start + 4)
         trace.work(GEMM, start + 1, start + 100, start + 110, correlation=number + 1)
-    rows = kernel_table(read(tmp_path, trace.events).work).rows
+    rows = kernel_table(trace_of(tmp_path, trace.events).work).rows
     calls = {(row.module, row.module_type): row.count for row in rows}
     assert calls == {("GPT.Block.Attention", "Attention"): 2, ("GPT.Block", "Block"): 1, ("GPT", "GPT"): 1}
 
@@ -119,7 +123,7 @@ def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> Non
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 
 
-def of_process(events: Sequence[Event], host: int | str, device: int | str, number: int, late_us: float) -> list[Event]:
+def process_of(events: Sequence[Event], host: int | str, device: int | str, number: int, late_us: float) -> list[Event]:
     """The same work by another process on another device, ``late_us`` microseconds later."""
     moved = []
     for event in events:
@@ -142,18 +146,18 @@ MERGED = [
 
 @pytest.mark.parametrize("late_us", [7.3, 0.0, -3.1, 4_000.0])
 @pytest.mark.parametrize("rank_0, rank_1", MERGED)
-def test_the_processes_of_a_merged_trace_are_told_apart(tmp_path: Path, rank_0: Any, rank_1: Any, late_us: float):
+def test_the_processes_of_a_merged_trace_are_separated(tmp_path: Path, rank_0: Any, rank_1: Any, late_us: float):
     sides = [
-        of_process([*cuda_step(), *cuda_step(number=2, origin=180)], *rank_0, 0.0),
-        of_process([*cuda_step(adam_us=31), *cuda_step(20.0, 33, 2, origin=190)], *rank_1, late_us),
+        process_of([*cuda_step(), *cuda_step(number=2, origin=180)], *rank_0, 0.0),
+        process_of([*cuda_step(adam_us=31), *cuda_step(20.0, 33, 2, origin=190)], *rank_1, late_us),
     ]
     events = [*sides[0], *sides[1], {"cat": ["kernel"]}]
     random.Random(5).shuffle(events)
-    merged = written(tmp_path, events, {"distributedInfo": {"rank": 0, "world_size": 2}})
+    merged = written_trace(tmp_path, events, {"distributedInfo": {"rank": 0, "world_size": 2}})
     (tmp_path / "alone").mkdir()
     for (host, _, _), side in zip((rank_0, rank_1), sides, strict=True):
         trace = read_any_trace(merged, process_name=str(host))
-        alone = read(tmp_path / "alone", side)
+        alone = trace_of(tmp_path / "alone", side)
         assert kernel_table(trace.work) == kernel_table(alone.work)
         assert (trace.process.name, trace.process.steps, len(trace.processes)) == (str(host), 2, 2)
         assert trace.rank is None  # the header's is that of one of them
@@ -162,43 +166,45 @@ def test_the_processes_of_a_merged_trace_are_told_apart(tmp_path: Path, rank_0: 
     assert str(rank_1[0]) in notes[0]
 
 
-def test_a_merged_trace_says_what_is_guessed_and_is_read_in_part(tmp_path: Path) -> None:
-    late = []  # each kernel begins after both processes launched it: no time tells them apart
+def test_guesses_about_a_merged_trace_are_notes(tmp_path: Path) -> None:
+    late = []  # each kernel begins after both processes launched it: no time distinguishes them
     for event in cuda_step():
         shift = 1000.0 if event["cat"] in DEVICE_CATEGORIES else 0.0
         late.append({**event, "ts": round(event["ts"] + shift, 3)})
-    events = [*of_process(late, 100, 0, 0, 0.0), *of_process(late, 101, 1, 1, 7.0)]
-    trace = read_any_trace(written(tmp_path, events), process_name="101")
+    events = [*process_of(late, 100, 0, 0, 0.0), *process_of(late, 101, 1, 1, 7.0)]
+    trace = read_any_trace(written_trace(tmp_path, events), process_name="101")
     assert trace.work.packed.devices == ["1"]
     assert any("paired in their order" in note for note in trace_answer(trace).notes)
-    # Of a merged trace that is too large one process has its first steps.
+
+
+def test_a_merged_trace_that_is_too_large_is_read_in_part(tmp_path: Path) -> None:
     events = steps_in_a_row(6)
-    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events, 101, 1, 1, 9.0)])
+    merged = written_trace(tmp_path, [*process_of(events, 100, 0, 0, 0.0), *process_of(events, 101, 1, 1, 9.0)])
     kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
     trace = read_any_trace(merged, most_events=2 * kept + 5, process_name="101")
     assert "first 2 of 6 steps" in trace.part_words
     (tmp_path / "alone").mkdir()
-    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", steps_in_a_row(2)).work)
+    assert kernel_table(trace.work) == kernel_table(trace_of(tmp_path / "alone", steps_in_a_row(2)).work)
 
 
-def test_two_processes_on_one_device_are_refused_and_without_a_device_told_apart(tmp_path: Path) -> None:
-    events = [*of_process(cuda_step(), 100, 0, 0, 0.0), *of_process(cuda_step(), 101, 0, 0, 0.0)]
+def test_two_processes_on_one_device_are_refused(tmp_path: Path) -> None:
+    events = [*process_of(cuda_step(), 100, 0, 0, 0.0), *process_of(cuda_step(), 101, 0, 0, 0.0)]
     with pytest.raises(ValueError, match=r"2 processes: 100 .* 101 .*one trace for each rank") as refused:
-        read(tmp_path, events)
+        trace_of(tmp_path, events)
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="no process '7'"):
         read_any_trace(tmp_path / "trace.json", process_name="7")
     events = [event for event in cuda_step() if event["cat"] not in DEVICE_CATEGORIES]
     events = without_ranges(events)
-    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events[::2], 101, 0, 0, 50.0)])
+    merged = written_trace(tmp_path, [*process_of(events, 100, 0, 0, 0.0), *process_of(events[::2], 101, 0, 0, 50.0)])
     trace = read_any_trace(merged)
     (tmp_path / "alone").mkdir()
-    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", events).work)
+    assert kernel_table(trace.work) == kernel_table(trace_of(tmp_path / "alone", events).work)
     assert [process.name for process in trace.processes] == ["100", "101"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"traceEvents": []}', "hello", '{"traceEvents": [{}, {"ph"'])
-def test_what_has_no_work_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_trace_without_work_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"it has|not a complete trace") as refused:
@@ -217,7 +223,7 @@ def answer_or_refusal(path: Path) -> TraceAnswer | str:
         return str(error)
 
 
-def test_a_damaged_trace_ends_with_an_answer_that_adds_up_or_with_one_line(tmp_path: Path) -> None:
+def test_a_damaged_trace_is_answered_or_refused_in_one_line(tmp_path: Path) -> None:
     draw = random.Random(43)
     sound = [*cuda_step(number=1), *cuda_step(number=2, origin=170)]
     answers = 0
@@ -235,7 +241,7 @@ def test_a_damaged_trace_ends_with_an_answer_that_adds_up_or_with_one_line(tmp_p
             for event in draw.sample(events, len(events) // 3):
                 event["pid"] = draw.choice((7, 8, "7", None))
         header = {"deviceProperties": draw.choice(([{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}], *JUNK))}
-        answer = answer_or_refusal(written(tmp_path, events, header))
+        answer = answer_or_refusal(written_trace(tmp_path, events, header))
         if isinstance(answer, str):
             assert "\n" not in answer
             continue
@@ -271,22 +277,24 @@ def steps_in_a_row(count: int) -> list[Event]:
     return events
 
 
-def test_of_a_trace_that_is_too_large_the_first_steps_or_a_later_one_or_the_beginning_are_read(tmp_path: Path) -> None:
+def test_a_trace_that_is_too_large_is_read_in_part(tmp_path: Path) -> None:
     events = steps_in_a_row(10)
     random.Random(3).shuffle(events)  # files are not in the order of time
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA B200"}]}
-    path = written(tmp_path, events, header)
+    path = written_trace(tmp_path, events, header)
     each = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
     part = read_any_trace(path, most_events=3 * each + 5)
     assert "first 3 of 10 steps" in part.part_words
     assert part.device_name == "NVIDIA B200"
-    alone = read(tmp_path, steps_in_a_row(3))
+    alone = trace_of(tmp_path, steps_in_a_row(3))
     assert kernel_table(part.work) == kernel_table(alone.work)
-    part = read_any_trace(written(tmp_path, events), step_name="ProfilerStep#7", most_events=len(cuda_step()) + 5)
+    part = read_any_trace(written_trace(tmp_path, events), step_name="ProfilerStep#7", most_events=len(cuda_step()) + 5)
     assert [step.name for step in part.work.packed.steps] == ["ProfilerStep#7"]
     assert names_us(part)[GEMM] == 20 + 20 + 20
-    # Of a step that is too large the beginning is read.
-    path = written(tmp_path, cuda_step())
+
+
+def test_a_step_that_is_too_large_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = written_trace(tmp_path, cuda_step())
     part = read_any_trace(path, most_events=20)
     assert "only the beginning" in part.part_words
     table = kernel_table(part.work)
@@ -294,10 +302,10 @@ def test_of_a_trace_that_is_too_large_the_first_steps_or_a_later_one_or_the_begi
     assert sum(phase.busy_s + phase.idle_s for phase in table.phases.values()) == pytest.approx(table.window_s)
     events = [{**event, "ts": None} for event in cuda_step()]
     with pytest.raises(ValueError, match="no event has a possible start"):
-        read_any_trace(written(tmp_path, events), most_events=10)
+        read_any_trace(written_trace(tmp_path, events), most_events=10)
 
 
-def test_the_moments_of_many_events_are_counted_in_few_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_many_events_are_counted_in_few_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The memory of the first reading does not grow with the file, and the steps are the same."""
     monkeypatch.setattr(large_trace, "_MOST_STRETCHES", 40)
     monkeypatch.setattr(large_trace, "_MOST_NEW_MOMENTS", 50)
@@ -313,5 +321,5 @@ def test_the_moments_of_many_events_are_counted_in_few_stretches(tmp_path: Path,
         assert counts.events_before(bound) == pytest.approx(expected, abs=3000 / 20 + 1)
     events = steps_in_a_row(10)
     kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
-    part = read_any_trace(written(tmp_path, events), most_events=3 * kept + 5)
+    part = read_any_trace(written_trace(tmp_path, events), most_events=3 * kept + 5)
     assert "first 3 of 10 steps" in part.part_words

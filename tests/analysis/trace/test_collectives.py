@@ -1,6 +1,5 @@
 """Communication of made-up traces, whose overlap is known to the nanosecond."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,18 +18,16 @@ def event(name: str, category: str, start_us: float, end_us: float, thread: int 
     }  # fmt: skip
 
 
-def step() -> Iterator[dict[str, Any]]:
-    yield event("ProfilerStep#1", "user_annotation", 0, 1000)
-    yield event("phase: backward", "user_annotation", 100, 900)
-    yield event("aten::mm", "cpu_op", 100, 500)
+def work_with(*events: dict[str, Any]) -> TracedWork:
+    """A step of 1,000 µs with ``events``; its backward lasts from 100 to 900, with a product until 500."""
+    step = event("ProfilerStep#1", "user_annotation", 0, 1000)
+    backward = event("phase: backward", "user_annotation", 100, 900)
+    product = event("aten::mm", "cpu_op", 100, 500)
+    return traced_work(PackedTrace([step, backward, product, *events]))
 
 
-def of(*events: dict[str, Any]) -> TracedWork:
-    return traced_work(PackedTrace([*step(), *events]))
-
-
-def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_together() -> None:
-    work = of(
+def test_communication_beside_compute_is_hidden() -> None:
+    work = work_with(
         event("c10d::allreduce_", "cpu_op", 300, 302),  # the call itself computes nothing
         event("gloo:all_reduce", "user_annotation", 300, 600, thread=2),
         event("gloo:all_reduce", "user_annotation", 550, 800, thread=3),
@@ -39,8 +36,10 @@ def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_togethe
     known = communication_of(work)
     assert (known.steps, known.ns, known.exposed_ns) == (1, 510_000, 310_000)
     assert list(known.by_name) == [("all_reduce", 2, 550_000, 350_000), ("broadcast", 1, 10_000, 10_000)]
-    # Kernels of a device hide each other whatever the host does.
-    work = of(
+
+
+def test_kernels_of_one_device_hide_each_other() -> None:
+    work = work_with(
         event("cudaLaunchKernel", "cuda_runtime", 100, 101, args={"correlation": 1}),
         event("cudaLaunchKernel", "cuda_runtime", 102, 103, args={"correlation": 2}),
         event("ampere_sgemm_128x64_nn", "kernel", 200, 400, thread=7, args={"correlation": 1}),
@@ -51,7 +50,7 @@ def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_togethe
 
 
 def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
-    work = of(
+    work = work_with(
         event("FSDP::all_gather", "user_annotation", 500, 600),
         event("gloo:_all_gather_base", "user_annotation", 510, 590, thread=2),
         event("FSDP::all_gather (blocks.0)", "user_annotation", 600, 700),
@@ -63,10 +62,11 @@ def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
     assert of_modules == [" of the root", " of blocks.0", ""]
 
 
-def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> None:
-    assert communication_figures(broken_down(of())) == {}
+def test_collectives_are_recorded_in_seconds_per_step() -> None:
+    assert communication_figures(broken_down(work_with())) == {}
     assert communication_figures(None) == {}
-    figures = communication_figures(broken_down(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
+    work = work_with(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))
+    figures = communication_figures(broken_down(work))
     assert figures["communication_s"] == pytest.approx(200e-6)
     assert figures["exposed_communication_s"] == pytest.approx(100e-6)
     assert figures["communication_share"] == pytest.approx(200 / 1000)

@@ -19,7 +19,7 @@ def us(seconds: float) -> float:
     return round(seconds / US, 2)
 
 
-def kinds(table: KernelTable, phase: str) -> dict[str, tuple[int, float]]:
+def kinds_in(table: KernelTable, phase: str) -> dict[str, tuple[int, float]]:
     return {kind: (time.count, us(time.total_s)) for kind, time in table.phases[phase].kinds.items()}
 
 
@@ -28,7 +28,7 @@ def step() -> KernelTable:
     return kernel_table(cuda_step())
 
 
-def test_work_belongs_to_the_phase_that_launched_it_and_phases_make_the_window(step: KernelTable) -> None:
+def test_work_belongs_to_the_phase_that_launched_it(step: KernelTable) -> None:
     assert (step.source, step.steps, us(step.window_s)) == ("kernels", 1, 170)
     parts = {name: (us(phase.busy_s), us(phase.idle_s)) for name, phase in step.phases.items()}
     # A gap belongs to the work that ended it: 0-14, 18-30, 80-90, 130-140; 162-170 to none.
@@ -39,38 +39,36 @@ def test_work_belongs_to_the_phase_that_launched_it_and_phases_make_the_window(s
         "optimizer": (22, 10),
         "other": (0, 8),
     }
-    assert kinds(step, "transfer") == {"host_copies": (1, 4)}
-    assert kinds(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
-    assert kinds(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
-    assert kinds(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
+    assert kinds_in(step, "transfer") == {"host_copies": (1, 4)}
+    assert kinds_in(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
+    assert kinds_in(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
+    assert kinds_in(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
     assert {name: us(phase.overlap_s) for name, phase in step.phases.items() if phase.overlap_s} == {"backward": 10}
     assert step.memory_bound_share == pytest.approx(22 / 170)  # the optimizer and its memset, not the batch's copy
     assert step.communication_share == pytest.approx(20 / 170)  # 110-130
 
 
-def test_what_is_no_work_of_the_steps_changes_nothing(step: KernelTable) -> None:
+def test_the_order_of_events_does_not_matter(step: KernelTable) -> None:
     events = cuda_step()
     random.Random(0).shuffle(events)
     assert kernel_table(events) == step
-    # Work of the step before is left out.
-    before = Trace(-50)
-    before.work("ampere_sgemm_128x64_tn", 0, 10, 40, 1)
-    assert kernel_table(before.events + cuda_step()) == step
-    # What came after the last marked step is no step.
-    after = Trace()
+
+
+def test_events_that_are_no_work_of_the_steps_change_nothing(step: KernelTable) -> None:
+    before, after = Trace(-50), Trace()
+    before.work("ampere_sgemm_128x64_tn", launched=0, start=10, end=40, correlation=1)
     after.range("ProfilerStep#2", 170, 400)
-    assert kernel_table(cuda_step() + after.events) == step
-    # A trace of another project may lack categories and arguments.
-    odd = [
+    lack_categories_or_arguments = [
         {"ph": "X", "cat": None, "name": "process_name", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
         {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
     ]
-    assert kernel_table(odd + cuda_step()) == step
+    for other_events in (before.events, after.events, lack_categories_or_arguments):
+        assert kernel_table([*other_events, *cuda_step()]) == step
 
 
 @pytest.mark.parametrize("begins_before", [False, True])
-def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -> None:
+def test_work_between_steps_does_not_change_the_table(begins_before: bool) -> None:
     """A validation of 5 ms, in the range of the step that follows or after that of the one before."""
     between = Trace(170)
     between.range("phase: between steps", 0, 5000)
@@ -87,7 +85,7 @@ def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -
     assert broken_down(pieces.traced_work(PackedTrace(events))) == broken_down(pieces.traced_work(PackedTrace(alone)))
 
 
-def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:
+def test_a_phase_hidden_by_another_stream_has_no_own_time() -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     trace.range("phase: backward", 0, 30)
@@ -99,9 +97,6 @@ def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time
     assert (us(optimizer.busy_s), us(optimizer.idle_s), us(optimizer.overlap_s)) == (0, 0, 30)
     assert sum(us(phase.busy_s + phase.idle_s) for phase in table.phases.values()) == us(table.window_s) == 100
     assert kernel_answers(table)
-
-
-# -- without a device: operators ----------------------------------------------------------------------------------
 
 
 def cpu_step() -> KernelTable:
@@ -116,19 +111,15 @@ def cpu_step() -> KernelTable:
     trace.operator("MmBackward0", 54, 86, AUTOGRAD)  # own 8
     trace.link(1, 16, 54)
     # Recomputed inside the backward pass, in its module's range again: 24 that are not the caller's.
-    trace.events += [{**event, "tid": AUTOGRAD} for event in recomputed()]
+    recomputed = Trace()
+    recomputed.range("module: norm (RMSNorm)", 56, 82)
+    recomputed.operator("aten::mul", 57, 81)
+    trace.events += [{**event, "tid": AUTOGRAD} for event in recomputed.events]
     trace.operator("aten::fill_", 60, 70, MAIN)  # beside it, in another thread
     return kernel_table(trace.events)
 
 
-def recomputed() -> list[dict[str, object]]:
-    inside = Trace()
-    inside.range("module: norm (RMSNorm)", 56, 82)
-    inside.operator("aten::mul", 57, 81)
-    return inside.events
-
-
-def test_without_a_device_operators_count_less_their_children_and_the_rest_is_idle() -> None:
+def test_without_a_device_operators_count_without_their_children() -> None:
     table = cpu_step()
     assert (table.source, table.memory_bound_share, table.communication_share) == ("operators", None, None)
     rows = {(row.phase, row.name): row for row in table.rows}
@@ -144,7 +135,9 @@ def test_without_a_device_operators_count_less_their_children_and_the_rest_is_id
     }
     parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
     assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
-    # An operator that calls another overload of itself is called once.
+
+
+def test_an_operator_that_calls_its_own_overload_counts_once() -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     trace.operator("aten::mean", 10, 50)

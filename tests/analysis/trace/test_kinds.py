@@ -50,7 +50,7 @@ def test_operators_have_their_kind(kind: str, name: str) -> None:
     assert operator_kind(name) == kind
 
 
-def test_a_kernel_whose_name_says_nothing_is_what_its_operator_is() -> None:
+def test_a_kernel_with_an_unknown_name_has_the_kind_of_its_operator() -> None:
     assert kernel_kind("my_own_kernel", "aten::mm") == "matmul"
     assert kernel_kind("ampere_sgemm_128x64_tn", "aten::add_") == "matmul"
     assert kernel_kind("_fwd_kernel", "flash_attn::_flash_attn_forward") == "attention"

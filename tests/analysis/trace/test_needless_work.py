@@ -71,13 +71,16 @@ def backward(loss: Tensor, retain_graph: bool = False) -> None:
         loss.backward(retain_graph=retain_graph)
 
 
-def test_nothing_is_repeated_where_all_is_done_once_or_needed(tmp_path: Path) -> None:
+def test_work_done_once_is_not_repeated(tmp_path: Path) -> None:
     def step(model: nn.Module, x: Tensor) -> None:
         backward(forward(model, x).sum())
 
     assert needless_in(step, tmp_path) == []
 
-    # A gradient penalty: tanh's own result is part of its derivative, so that its node must run again.
+
+def test_a_gradient_penalty_repeats_nothing(tmp_path: Path) -> None:
+    """The result of tanh is part of its derivative, so its node must run again."""
+
     def step(model: nn.Module, x: Tensor) -> None:
         result = forward(model, x)
         with record_function(phase_range_name("backward")):
@@ -86,14 +89,17 @@ def test_nothing_is_repeated_where_all_is_done_once_or_needed(tmp_path: Path) ->
 
     assert needless_in(step, tmp_path) == []
 
-    # Passes on other inputs or for a checkpoint are not repeated.
+
+def test_passes_on_other_inputs_or_for_a_checkpoint_are_not_repeated(tmp_path: Path) -> None:
     def step(model: nn.Module, x: Tensor) -> None:
         with record_function(phase_range_name("forward")):
             result = checkpoint(model, x, use_reentrant=False) + model(x + 1)
         backward(result.sum())
 
     assert needless_in(step, tmp_path) == []
-    # A small table of pairs is no finding.
+
+
+def test_a_small_table_of_pairs_is_no_finding(tmp_path: Path) -> None:
     column, row = torch.ones(64, 1), torch.ones(64)
 
     def step(model: nn.Module, x: Tensor) -> None:

@@ -30,9 +30,8 @@ def trace(name: str) -> list[dict[str, Any]]:
     where = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
     third = (end - begin) / 3
     events.append({**where, "name": "ProfilerStep#1", "ts": begin, "dur": end - begin})
-    events += [
-        {**where, "name": f"phase: {phase}", "ts": begin + i * third, "dur": third} for i, phase in enumerate(PHASES)
-    ]
+    for index, phase in enumerate(PHASES):
+        events.append({**where, "name": f"phase: {phase}", "ts": begin + index * third, "dur": third})
     return events
 
 

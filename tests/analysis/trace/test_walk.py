@@ -17,46 +17,46 @@ from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.analysis.trace.walk import walk
 
 
-def event(number: int) -> dict[str, object]:
+def numbered_event(number: int) -> dict[str, object]:
     return {"ph": "X", "cat": "cpu_op", "name": f"aten::op_{number}", "ts": 4405555032661.477 + number, "dur": 0.25}
 
 
-def written(path: Path, text: str) -> Path:
+def written_file(path: Path, text: str) -> Path:
     with gzip.open(path, "wt") as file:
         file.write(text)
     return path
 
 
-def refused(path: Path) -> str:
+def refusal_of(path: Path) -> str:
     return refusal(ValueError, lambda: list(trace_events(path)))
 
 
-def test_every_event_comes_as_it_was_written_also_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
-    events = [event(n) for n in range(3)]
+def test_events_longer_than_the_read_buffer_stay_whole(tmp_path: Path) -> None:
+    events = [numbered_event(n) for n in range(3)]
     whole = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "traceName": "x"}
-    assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole)))) == events
-    events = [{**event(n), "name": 'a "traceEvents": [' + "x" * n} for n in (0, 70_000, 1, 300_000)]
+    assert list(trace_events(written_file(tmp_path / "t.json.gz", json.dumps(whole)))) == events
+    events = [{**numbered_event(n), "name": 'a "traceEvents": [' + "x" * n} for n in (0, 70_000, 1, 300_000)]
     whole = {"distributedInfo": {"note": '"traceEvents": ['}, "traceEvents": events, "traceName": "x"}
-    assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole, indent=1)))) == events
+    assert list(trace_events(written_file(tmp_path / "t.json.gz", json.dumps(whole, indent=1)))) == events
 
 
-def test_what_is_no_whole_trace_is_refused(tmp_path: Path) -> None:
+def test_incomplete_traces_are_refused(tmp_path: Path) -> None:
     texts = ("", "{}", '{"traceEvents": [{}', '{"traceEvents": [{}, nonsense]}', '{"traceEvents": []')
-    said = {text or "nothing": refused(written(tmp_path / "t.json.gz", text)) for text in texts}
-    assert_stored("analysis/refused: no whole trace", said, folder=tmp_path)
-    text = json.dumps({"traceEvents": [event(n) for n in range(1000)]})
-    said = {"JSON": refused(written(tmp_path / "t.json.gz", text[:-100]))}
-    path = written(tmp_path / "t.json.gz", text)
+    messages = {text or "nothing": refusal_of(written_file(tmp_path / "t.json.gz", text)) for text in texts}
+    assert_stored("analysis/refused: no whole trace", messages, folder=tmp_path)
+    text = json.dumps({"traceEvents": [numbered_event(n) for n in range(1000)]})
+    messages = {"JSON": refusal_of(written_file(tmp_path / "t.json.gz", text[:-100]))}
+    path = written_file(tmp_path / "t.json.gz", text)
     path.write_bytes(path.read_bytes()[:-100])
-    said["gzip"] = refused(path)
-    assert_stored("analysis/refused: half a trace", said, folder=tmp_path)
+    messages["gzip"] = refusal_of(path)
+    assert_stored("analysis/refused: half a trace", messages, folder=tmp_path)
 
 
 def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     with gzip.open(path, "wt", compresslevel=1) as file:
         file.write('{"traceEvents": [')
-        file.write(",".join(json.dumps(event(n)) for n in range(40_000)))  # 4 MB
+        file.write(",".join(json.dumps(numbered_event(n)) for n in range(40_000)))  # 4 MB
         file.write("]}")
     tracemalloc.start()
     try:
@@ -66,7 +66,7 @@ def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def meant(packed: PackedTrace) -> tuple[Any, ...]:
+def with_names(packed: PackedTrace) -> tuple[Any, ...]:
     """All of ``packed`` with names and inputs in place of their numbers: these follow the order of reading."""
     names, inputs, threads = packed.names, packed.inputs, packed.threads
     host = [
@@ -85,10 +85,10 @@ def meant(packed: PackedTrace) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).with_name("traces").glob("*.json.gz")), ids=lambda of: of.name)
-def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> None:
+def test_a_matched_operator_has_the_values_of_the_decoded_one(path: Path) -> None:
     with gzip.open(path) as file:
         decoded = PackedTrace(json.load(file)["traceEvents"])
-    assert meant(PackedTrace(trace_events(path))) == meant(decoded)
+    assert with_names(PackedTrace(trace_events(path))) == with_names(decoded)
 
 
 @pytest.mark.parametrize("start", ["4405555032661.477", "9" * 30 + ".000"])
@@ -96,7 +96,7 @@ def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> No
 @pytest.mark.parametrize(
     "given", ["", '"Concrete Inputs": ["True", "\\"Input Dims\\": [1]"], "Input Dims": [[8], []], ', '"a": {}, ']
 )
-def test_what_is_in_an_operators_event_does_not_change_what_it_is(tmp_path: Path, name: str, given: str, start: str):
+def test_extra_fields_of_an_operator_do_not_change_it(tmp_path: Path, name: str, given: str, start: str):
     one = f"""
   {{
     "ph": "X",
@@ -113,10 +113,10 @@ def test_what_is_in_an_operators_event_does_not_change_what_it_is(tmp_path: Path
   }}"""
     text = f'{{"traceEvents": [{one},{one}]}}'
     read, decoded = (
-        PackedTrace(trace_events(written(tmp_path / "t.json.gz", text))),
+        PackedTrace(trace_events(written_file(tmp_path / "t.json.gz", text))),
         PackedTrace(json.loads(text)["traceEvents"]),
     )
-    assert meant(read) == meant(decoded)
+    assert with_names(read) == with_names(decoded)
 
 
 def test_a_tabulator_in_the_name_of_an_operator_is_read(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_tabulator_in_the_name_of_an_operator_is_read(tmp_path: Path) -> None:
       "External id": 1, "Ev Idx": 3
     }
   }"""
-    packed = PackedTrace(trace_events(written(tmp_path / "t.json.gz", f'{{"traceEvents": [{operator}]}}')))
+    packed = PackedTrace(trace_events(written_file(tmp_path / "t.json.gz", f'{{"traceEvents": [{operator}]}}')))
     assert packed.names == ["aten::a\tb", None]
 
 
 def test_lengths_that_add_up_to_more_than_64_bits_leave_no_time_to_their_caller() -> None:
-    caller = {**event(0), "pid": 1, "tid": 1, "ts": 0, "dur": 9e11}
-    children = [{**event(1), "pid": 1, "tid": 1, "ts": 1 + number, "dur": 9e11} for number in range(10_300)]
+    caller = {**numbered_event(0), "pid": 1, "tid": 1, "ts": 0, "dur": 9e11}
+    children = [{**numbered_event(1), "pid": 1, "tid": 1, "ts": 1 + number, "dur": 9e11} for number in range(10_300)]
     calls, _ = walk(PackedTrace([caller, *children]))
     assert calls.own_ns[calls.start == 0].tolist() == [0]
 
@@ -159,7 +159,7 @@ DAMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_event_is_left_out_and_counted_and_the_rest_stays(damage: dict[str, Any]) -> None:
+def test_a_damaged_event_is_counted_and_left_out(damage: dict[str, Any]) -> None:
     events = cuda_step()
     kernels_of(events)[0].update(damage)
     packed = PackedTrace(events)
@@ -185,7 +185,7 @@ def test_correlations_may_be_text_or_use_all_of_64_bits(change: Any) -> None:
     assert rows_of(events) == rows_of(cuda_step())
 
 
-def test_what_is_no_event_is_left_out_and_two_processes_are_refused() -> None:
+def test_entries_that_are_no_events_are_left_out() -> None:
     events: list[Any] = [None, *cuda_step(), "text", []]
     assert PackedTrace(events).damaged_events.total() == 3
     assert rows_of(events) == rows_of(cuda_step())

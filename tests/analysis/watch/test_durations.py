@@ -7,7 +7,7 @@ import pytest
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
 
 
-def reported(durations_s: Sequence[float]) -> list[LongDurations]:
+def long_durations(durations_s: Sequence[float]) -> list[LongDurations]:
     durations = Durations()
     events: list[LongDurations] = []
     for number, duration_s in enumerate(durations_s, 1):
@@ -18,31 +18,31 @@ def reported(durations_s: Sequence[float]) -> list[LongDurations]:
     return [event for event in events if not event.is_withdrawn]
 
 
-def test_a_validation_that_grows_by_a_quarter_each_time_is_a_course() -> None:
-    (event,) = reported([0.1 * 1.25**number for number in range(12)])
+def test_a_validation_that_grows_by_a_quarter_each_time_is_a_drift() -> None:
+    (event,) = long_durations([0.1 * 1.25**number for number in range(12)])
     assert event.is_drift
     assert (event.against_s, event.now_s) == pytest.approx((0.1, 0.1 * 1.25**11))
     assert event.first_step <= 6000
 
 
 def test_one_long_checkpoint_among_usual_ones() -> None:
-    (event,) = reported([0.2, 0.21, 0.19, 0.7, 0.2, 0.2])
+    (event,) = long_durations([0.2, 0.21, 0.19, 0.7, 0.2, 0.2])
     assert (event.first_step, event.times, event.is_drift) == (4000, 1, False)
     assert (event.now_s, event.against_s) == pytest.approx((0.7, 0.2))
 
 
 def test_long_ones_that_repeat_are_counted() -> None:
-    (event,) = reported([2.0, 2.1, 1.9, 2.0, 2.1, 6.0, 2.0, 2.0, 6.2, 2.0])
+    (event,) = long_durations([2.0, 2.1, 1.9, 2.0, 2.1, 6.0, 2.0, 2.0, 6.2, 2.0])
     assert event.times == 2
     assert event.excess_s == pytest.approx(8.2, abs=0.1)
 
 
 def test_durations_that_vary_are_not_reported() -> None:
-    assert reported([2.0, 2.4, 1.8, 2.2, 2.5, 1.9, 2.3, 2.1, 2.4, 1.7] * 5) == []
+    assert long_durations([2.0, 2.4, 1.8, 2.2, 2.5, 1.9, 2.3, 2.1, 2.4, 1.7] * 5) == []
 
 
-def test_a_course_that_ends_says_where() -> None:
-    (event,) = reported([1.0] * 5 + [2.0] * 5 + [1.0] * 3)
+def test_a_drift_that_ends_has_its_end() -> None:
+    (event,) = long_durations([1.0] * 5 + [2.0] * 5 + [1.0] * 3)
     assert event.until_step == 11_000
 
 

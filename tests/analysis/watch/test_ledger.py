@@ -60,11 +60,10 @@ def test_every_second_has_one_name(late: bool) -> None:
     )
 
 
-def test_a_gap_without_a_name_is_unexplained_and_ours_only_what_was_timed() -> None:
+def test_a_gap_without_a_name_is_unexplained() -> None:
     ledger = Ledger(0)
     spans = [NamedSpan(2 * S, 3 * S, "own instruments"), NamedSpan(6 * S, 6 * S + S // 2, "own instruments")]
     ledger.add(np.array([0, 4]) * S, np.array([2, 6]) * S, host((2, 0), (2, 0)), spans)
     ledger.add(np.array([9]) * S, np.array([10]) * S, host((1, 0)), [])
-    assert ledger.terms(10 * S) == pytest.approx(
-        {"step: forward": 5.0, "own instruments": 1.5, "unexplained": 3.5}, abs=1e-6
-    )
+    expected = {"step: forward": 5.0, "own instruments": 1.5, "unexplained": 3.5}
+    assert ledger.terms(10 * S) == pytest.approx(expected, abs=1e-6)

@@ -26,7 +26,7 @@ def speed_of_machine(seed: int) -> Seconds:
     return np.array(factors[:STEPS])
 
 
-def rows(seed: int = 0, machine: Seconds | float = 1.0, **added_s: Seconds) -> Seconds:
+def step_seconds(seed: int = 0, machine: Seconds | float = 1.0, **added_s: Seconds) -> Seconds:
     """Return steps of 2 ms whose parts vary by 3 % each, with ``added_s`` by part, times ``machine``."""
     rng = np.random.default_rng(seed)
     parts_s = np.outer(np.full(STEPS, STEP_S), SHARES)
@@ -37,7 +37,7 @@ def rows(seed: int = 0, machine: Seconds | float = 1.0, **added_s: Seconds) -> S
     return np.column_stack([parts_s, parts_s.sum(axis=1)])
 
 
-def levels(
+def level_events(
     seconds: Seconds, counters: list[StepCounters] | None = None, on_device: bool = False, together: int = 50
 ) -> list[WatchEvent]:
     """Watch the steps, and return what is reported of their level."""
@@ -50,17 +50,17 @@ def levels(
     return [event for event in latest_events([*reported, *run.finish()]) if event.kind == "level"]
 
 
-def of_program(events: list[WatchEvent]) -> list[WatchEvent]:
+def not_of_machine(events: list[WatchEvent]) -> list[WatchEvent]:
     return [event for event in events if not event.in_all_parts]
 
 
-def size_s(event: WatchEvent) -> float:
+def change_s(event: WatchEvent) -> float:
     return event.now - event.against
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_machine_that_moves_is_no_change_of_the_program(seed: int) -> None:
-    assert of_program(levels(rows(seed, speed_of_machine(seed)))) == []
+    assert not_of_machine(level_events(step_seconds(seed, speed_of_machine(seed)))) == []
 
 
 @pytest.mark.parametrize("part, share", [("backward", 0.06), ("data", 0.1), ("optimizer", -0.05)])
@@ -68,10 +68,10 @@ def test_a_machine_that_moves_is_no_change_of_the_program(seed: int) -> None:
 def test_a_change_smaller_than_those_of_the_machine_is_found_in_its_part(part: str, share: float, seed: int) -> None:
     speed = speed_of_machine(seed)
     added_s = np.where(np.arange(STEPS) >= 5_000, share * STEP_S, 0.0)
-    (change,) = of_program(levels(rows(seed, speed, **{part: added_s})))
+    (change,) = not_of_machine(level_events(step_seconds(seed, speed, **{part: added_s})))
     assert change.part == part
     assert change.since_step == pytest.approx(5_001, abs=150)
-    assert size_s(change) == pytest.approx(share * STEP_S * float(np.median(speed)), rel=0.3)
+    assert change_s(change) == pytest.approx(share * STEP_S * float(np.median(speed)), rel=0.3)
 
 
 @pytest.mark.parametrize("lasts", [1.0, 0.7], ids=["to the end", "for a while"])
@@ -79,32 +79,32 @@ def test_a_change_smaller_than_those_of_the_machine_is_found_in_its_part(part: s
 def test_a_growing_part_is_one_drift_with_its_size(lasts: float, seed: int) -> None:
     speed = speed_of_machine(seed)
     growth_s = 0.4 * STEP_S * np.minimum(np.arange(STEPS) / STEPS / lasts, 1.0)
-    grown = of_program(levels(rows(seed, speed, optimizer=growth_s)))
+    grown = not_of_machine(level_events(step_seconds(seed, speed, optimizer=growth_s)))
     assert {(event.course, event.part) for event in grown} == {("drift", "optimizer")}
     usual_speed = float(np.median(speed))
-    assert sum(size_s(event) for event in grown) == pytest.approx(0.4 * STEP_S * usual_speed, rel=0.15)
+    assert sum(change_s(event) for event in grown) == pytest.approx(0.4 * STEP_S * usual_speed, rel=0.15)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_levels_by_turns_have_their_part(seed: int) -> None:
     turns_s = 0.25 * STEP_S * (np.arange(STEPS) // 1000 % 2)
-    (turns,) = of_program(levels(rows(seed, speed_of_machine(seed), backward=turns_s)))
+    (turns,) = not_of_machine(level_events(step_seconds(seed, speed_of_machine(seed), backward=turns_s)))
     assert turns.course in ("wanders", "alternates")
     assert (turns.part, turns.since_step) == ("backward", 1_001)
-    assert size_s(turns) == pytest.approx(0.25 * STEP_S, rel=0.15)
+    assert change_s(turns) == pytest.approx(0.25 * STEP_S, rel=0.15)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_a_sawtooth_has_its_part_and_its_falls(seed: int) -> None:
+def test_a_sawtooth_is_reported_with_its_part(seed: int) -> None:
     sawtooth_s = 0.35 * STEP_S * (np.arange(STEPS) % 1600) / 1600
-    teeth = of_program(levels(rows(seed, speed_of_machine(seed), data=sawtooth_s)))
+    teeth = not_of_machine(level_events(step_seconds(seed, speed_of_machine(seed), data=sawtooth_s)))
     assert {event.part for event in teeth} == {"data"}
     assert [event.until_step for event in teeth[:-1]] == pytest.approx([1600, 3200, 4800, 6400, 8000], abs=3)
 
 
 def test_a_machine_that_becomes_slower_is_an_event_of_all_parts() -> None:
     slower = np.where(np.arange(STEPS) >= 4_000, 1.4, 1.0)
-    (change,) = levels(rows(1, slower))
+    (change,) = level_events(step_seconds(1, slower))
     assert (change.in_all_parts, change.part) == (True, None)
     assert change.since_step == pytest.approx(4_001, abs=20)
     assert change.ratio == pytest.approx(1.4, rel=0.03)
@@ -112,18 +112,18 @@ def test_a_machine_that_becomes_slower_is_an_event_of_all_parts() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_sleep_that_makes_the_rest_of_the_step_slower_is_the_change_with_all_that_it_costs(seed: int) -> None:
+def test_a_sleep_is_charged_with_the_slowdown_that_it_causes(seed: int) -> None:
     """As measured: after a sleep of 3 ms the CPU computes at half its speed, which wanders; the sleep is as long."""
-    seconds = rows(seed, 0.45)
+    seconds = step_seconds(seed, 0.45)
     wandering = speed_of_machine(seed)[4_000:, None]
     seconds[4_000:, :-1] *= 2.0 * wandering
     seconds[4_000:, PARTS.index("data")] = 0.003
     seconds[:, -1] = seconds[:, :-1].sum(axis=1)
     before_s, after_s = np.median(seconds[:4_000, -1]), np.median(seconds[4_000:, -1])
-    (change,) = of_program(levels(seconds))
+    (change,) = not_of_machine(level_events(seconds))
     assert (change.part, change.course, change.until_step) == ("data", None, None)
     assert change.since_step == pytest.approx(4_001, abs=3)
-    assert size_s(change) == pytest.approx(after_s - before_s, rel=0.1)
+    assert change_s(change) == pytest.approx(after_s - before_s, rel=0.1)
 
 
 @pytest.mark.parametrize("factor_of_data", [1.4, 2.2, 3.0])
@@ -133,13 +133,13 @@ def test_a_short_part_that_changes_by_far_is_not_the_cause_of_a_slower_machine(f
     parts_s *= np.exp(0.01 * np.random.default_rng(0).standard_normal(parts_s.shape))
     parts_s[4_000:] *= 1.4
     parts_s[4_000:, PARTS.index("data")] *= factor_of_data / 1.4
-    events = levels(np.column_stack([parts_s, parts_s.sum(axis=1)]))
+    events = level_events(np.column_stack([parts_s, parts_s.sum(axis=1)]))
     assert [event.in_all_parts for event in events] == [True]
 
 
-def test_a_part_that_does_not_wait_with_the_others_stays_as_it_is() -> None:
+def test_a_part_that_does_not_wait_is_not_corrected() -> None:
     """The machine doubles all parts but data, which waits for a disk: as long as before."""
-    seconds = rows(2)
+    seconds = step_seconds(2)
     steps = np.arange(1, STEPS + 1)
     computing = [PARTS.index(part) for part in PARTS if part != "data"]
     slowed = seconds.copy()
@@ -150,18 +150,16 @@ def test_a_part_that_does_not_wait_with_the_others_stays_as_it_is() -> None:
 
 
 def test_a_step_of_two_parts_does_not_show_the_machine() -> None:
-    """Neither of them can be told from the other, so every change is the program's."""
+    """With two parts the machine's share cannot be separated, so every change is the program's."""
     parts_s = np.zeros((STEPS, len(PARTS)))
     parts_s[:, PARTS.index("forward")] = STEP_S
     parts_s[:, PARTS.index("other")] = 0.5 * STEP_S
     parts_s[4_000:] *= 1.3
     parts_s *= np.exp(0.02 * np.random.default_rng(4).standard_normal(parts_s.shape))
-    (change,) = levels(np.column_stack([parts_s, parts_s.sum(axis=1)]))
+    (change,) = level_events(np.column_stack([parts_s, parts_s.sum(axis=1)]))
     assert not change.in_all_parts
     assert change.ratio == pytest.approx(1.3, rel=0.02)
 
-
-# -- a machine beside other programs: steps of 10 ms wait for a CPU where they compute ---------------------------------
 
 SHARED_STEPS = 600
 OWN_S = np.array([0.0005, 0.0001, 0.004, 0.0001, 0.003, 0.0001, 0.001, 0.0005])
@@ -188,7 +186,7 @@ def levels_beside_others(own_s: Seconds, waited_s: Seconds, on_device: bool = Fa
         StepCounters(step=step, wall_s=step_s[step - 1], between_s=0.0, gc_s=0.0, cpu_wait_s=waited_s[step - 1])
         for step in range(1, SHARED_STEPS + 1)
     ]
-    return levels(np.column_stack([parts_s, step_s]), counters, on_device)
+    return level_events(np.column_stack([parts_s, step_s]), counters, on_device)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -200,7 +198,7 @@ def test_a_busy_machine_hides_no_slower_loader(seed: int) -> None:
     assert change.part == "data"
     assert change.since_step == pytest.approx(301, abs=20)
     # Whether the longer wait for data is shared with the other programs is unknown, so it may count as less.
-    assert 0.003 < size_s(change) < 0.0075
+    assert 0.003 < change_s(change) < 0.0075
     assert {event.part for event in corrections} <= {"data"}
 
 

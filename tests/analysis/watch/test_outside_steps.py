@@ -47,7 +47,7 @@ def test_without_a_step_nothing_has_a_cost_for_a_step() -> None:
 
 
 @pytest.mark.parametrize("steps", [7, 11, 12, 13, 30])
-def test_epochs_of_six_steps_cost_a_sixth_of_their_start_whatever_the_window_holds(steps: int) -> None:
+def test_the_start_of_an_epoch_is_shared_among_its_steps(steps: int) -> None:
     loop = Loop()
     for number in range(steps):
         is_first = number > 0 and number % 6 == 0
@@ -63,7 +63,7 @@ def test_epochs_of_six_steps_cost_a_sixth_of_their_start_whatever_the_window_hol
     assert result["first batch"] == pytest.approx((excess_s * turns, turns, excess_s / 6))
 
 
-def test_what_comes_once_early_and_then_never_again_costs_little() -> None:
+def test_a_single_early_event_costs_little() -> None:
     """A run that resumes in the middle of an epoch."""
     loop = Loop()
     loop.step()
@@ -88,7 +88,7 @@ def test_validation_after_the_measured_steps_counts_without_our_own_work() -> No
     assert loop.result()["validation"] == pytest.approx((1.0, 1, 1.0 / 25))
 
 
-def test_where_measured_ones_are_known_slower_ones_of_later_stages_are_not_used() -> None:
+def test_measured_durations_are_preferred_to_those_of_later_stages() -> None:
     loop = Loop()
     for number in range(31):
         if number and number % 10 == 0:
@@ -98,7 +98,7 @@ def test_where_measured_ones_are_known_slower_ones_of_later_stages_are_not_used(
     assert loop.result()["validation"] == pytest.approx((0.7, 3, 0.1 / 10))
 
 
-def test_hooks_and_checkpoints_within_them_have_their_own_time_and_name() -> None:
+def test_checkpoints_within_hooks_have_their_own_time() -> None:
     loop = Loop()
     loop.step()
     loop.moment(EPOCH)
@@ -164,7 +164,7 @@ def comparisons(steps: int) -> int:
     return Counting.compared
 
 
-def test_the_work_at_the_end_of_the_stages_does_not_grow_with_the_square_of_the_steps() -> None:
+def test_the_work_at_the_end_grows_less_than_quadratically() -> None:
     """Eight times as many: n log n is 11 times the work, n squared 64 times."""
     assert comparisons(1600) < 16 * comparisons(200)
 
@@ -185,7 +185,7 @@ def test_a_checkpoint_costs_what_its_callback_does_around_the_writing() -> None:
     assert checkpoint.per_step_s == pytest.approx(0.016 / 10)
 
 
-def test_the_first_step_of_an_epoch_costs_what_it_takes_longer_beside_its_batch() -> None:
+def test_the_first_step_of_an_epoch_costs_its_excess_without_the_batch() -> None:
     """New workers share memory: the first writes to it copy pages, which is in no wait for a batch."""
     loop = Loop()
     for number in range(25):

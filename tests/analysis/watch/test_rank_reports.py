@@ -10,7 +10,7 @@ STEP = {"data": 0.001, "forward": 0.030, "backward": 0.060, "optimizer": 0.009}
 
 
 def report(rank: int, steps: int, written_s: float, seconds: dict[str, float] = STEP) -> WatchStatus:
-    """What ``rank`` says after ``steps`` steps of ``seconds`` each."""
+    """Return what ``rank`` reports after ``steps`` steps of ``seconds`` each."""
     sums = {part: each * steps for part, each in seconds.items()}
     return WatchStatus(
         rank=rank, world_size=4, began_s=0.0, written_s=written_s, steps=steps, timed=steps, phase="backward",
@@ -18,20 +18,16 @@ def report(rank: int, steps: int, written_s: float, seconds: dict[str, float] = 
     )  # fmt: skip
 
 
-def late_in(part: str, by_s: float) -> tuple[dict[str, float], dict[str, float]]:
-    """A step of the late rank, and one of the others, which wait for it in backward."""
-    return {**STEP, part: STEP[part] + by_s}, {**STEP, "backward": STEP["backward"] + by_s}
-
-
 @pytest.mark.parametrize("part", ["data", "forward", "optimizer"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_late_rank_is_told_once_and_as_chronic_with_what_it_costs(part: str, world: int) -> None:
-    late, other = late_in(part, 0.02)
-    reports, events = RankReports(), []
+def test_a_late_rank_is_reported_once_and_once_as_chronic(part: str, world: int) -> None:
+    late = {**STEP, part: STEP[part] + 0.02}
+    other = {**STEP, "backward": STEP["backward"] + 0.02}  # waits for the late rank
+    watched, events = RankReports(), []
     for look in range(6):
         steps = 100 * look
-        told = {rank: report(rank, steps, look, late if rank == 1 else other) for rank in range(world)}
-        events += reports.look(30.0 * look, told)
+        reports = {rank: report(rank, steps, look, late if rank == 1 else other) for rank in range(world)}
+        events += watched.look(30.0 * look, reports)
     assert [(event.kind, event.rank, event.part, event.chronic) for event in events] == [
         ("rank late", 1, part, False),
         ("rank late", 1, part, True),
@@ -39,40 +35,37 @@ def test_a_late_rank_is_told_once_and_as_chronic_with_what_it_costs(part: str, w
     assert events[1].now == pytest.approx(STEP[part] + 0.02)
     assert events[1].against == pytest.approx(STEP[part])
     assert events[1].cost_s == pytest.approx(300 * 0.02)
-    assert reports.waited_s == pytest.approx(500 * 0.02)
+    assert watched.waited_s == pytest.approx(500 * 0.02)
 
 
-def test_noise_and_a_backward_pass_that_takes_all_as_long_are_not_told() -> None:
-    random, reports, sums = np.random.default_rng(0), RankReports(), np.zeros((4, len(STEP)))
+def test_noise_is_not_reported_as_a_late_rank() -> None:
+    random, watched, sums = np.random.default_rng(0), RankReports(), np.zeros((4, len(STEP)))
     for look in range(200):
         sums += 100 * np.array([*STEP.values()]) * random.normal(1.0, 0.03, sums.shape)
-        told = {
-            rank: report(rank, 100 * look, look).model_copy(
-                update={"seconds": dict(zip(STEP, sums[rank], strict=True))}
-            )
-            for rank in range(4)
-        }
-        assert reports.look(30.0 * look, told) == []
+        reports = {rank: report(rank, steps=100 * look, written_s=look) for rank in range(4)}
+        for rank, one in reports.items():
+            one.seconds.update(zip(STEP, sums[rank], strict=True))
+        assert watched.look(30.0 * look, reports) == []
 
 
 @pytest.mark.parametrize("hours", [-5.0, 0.0, 5.0])
 def test_silence_is_measured_by_rank_0s_clock(hours: float) -> None:
-    reports, events = RankReports(), []
+    watched, events = RankReports(), []
     for look in range(8):
         now_s = 30.0 * look
         stuck = report(3, 70, min(look, 2) + 3600.0 * hours)
-        events += reports.look(now_s, {0: report(0, 70, now_s), 3: stuck})
+        events += watched.look(now_s, {0: report(0, 70, now_s), 3: stuck})
     (event,) = events
     assert (event.kind, event.rank, event.part, event.step) == ("silent rank", 3, "backward", 70)
     assert (event.at_s, event.now) == (120.0, 60.0)  # the report changed last 60 s after the first look
-    assert reports.silent == {3: 60.0}
-    assert reports.look(240.0, {0: report(0, 71, 240.0), 3: report(3, 71, 9.0)}) == []
-    assert reports.silent == {}
+    assert watched.silent == {3: 60.0}
+    assert watched.look(240.0, {0: report(0, 71, 240.0), 3: report(3, 71, 9.0)}) == []
+    assert watched.silent == {}
 
 
 def test_a_rank_that_has_ended_or_cannot_be_read_is_not_silent() -> None:
-    reports = RankReports()
+    watched = RankReports()
     for look in range(8):
         ended = report(1, 9, 1.0).model_copy(update={"ended": True})
         unread = {} if look % 2 else {2: report(2, 9, look)}
-        assert reports.look(30.0 * look, {0: report(0, 9, look), 1: ended, **unread}) == []
+        assert watched.look(30.0 * look, {0: report(0, 9, look), 1: ended, **unread}) == []

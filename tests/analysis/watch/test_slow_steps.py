@@ -64,7 +64,7 @@ def test_slow_steps_that_come_regularly_are_one_event_with_their_rhythm(every: i
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_regular_slow_steps_that_take_longer_and_longer_are_told_with_their_first_and_last_times(grows: bool) -> None:
+def test_growing_slow_steps_are_reported_with_their_first_and_last_times(grows: bool) -> None:
     parts_s = parts_of(8000)
     slow = list(range(666, 8000, 666))
     delays_s = [0.1 + 0.02 * number for number in range(len(slow))]

@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of operators told by a trace, against the tensors that they really read, wrote and multiplied."""
+"""Bytes and FLOPs of operators in a trace, against the tensors that they really read, wrote and multiplied."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ INDICES = torch.randint(0, 32, (7, 5))
 Q = torch.randn(2, 4, 16, 8)
 
 
-def traced(call: Callable[[], Any], name: str, folder: Path) -> Inputs:
+def traced_inputs(call: Callable[[], Any], name: str, folder: Path) -> Inputs:
     """What the operator ``name`` was given."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiled:
         call()
@@ -58,27 +58,27 @@ MOVED: list[tuple[str, Callable[[], Any], int]] = [
 
 @pytest.mark.parametrize("name, call, expected", MOVED, ids=[name for name, *_ in MOVED])
 def test_an_operator_moves_what_it_reads_and_writes(name: str, call: Callable[[], Any], expected: int, tmp_path: Path):
-    assert least_bytes(name, traced(call, name, tmp_path), TensorListFacts(item_bytes=4)) == expected
+    assert least_bytes(name, traced_inputs(call, name, tmp_path), TensorListFacts(item_bytes=4)) == expected
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_an_optimizer_reads_gradients_and_writes_the_rest(many: bool, tmp_path: Path) -> None:
+def test_an_optimizer_reads_four_tensors_and_writes_three(many: bool, tmp_path: Path) -> None:
     """Of more than 30 tensors a trace has no shapes."""
     parameters = [torch.nn.Parameter(torch.randn(8, 3)) for _ in range(40 if many else 3)]
     for parameter in parameters:
         parameter.grad = torch.randn(8, 3)
     optimizer = torch.optim.AdamW(parameters, fused=True)
     optimizer.step()
-    given = traced(optimizer.step, "aten::_fused_adamw_", tmp_path)
+    given = traced_inputs(optimizer.step, "aten::_fused_adamw_", tmp_path)
     assert is_cut(given) == many
     all_bytes = nbytes(*parameters)
-    told = least_bytes("aten::_fused_adamw_", given, TensorListFacts(elements=all_bytes // 4, item_bytes=4))
+    moved_bytes = least_bytes("aten::_fused_adamw_", given, TensorListFacts(elements=all_bytes // 4, item_bytes=4))
     # Parameter, gradient and two states are read, three of them written.
-    assert told == 7 * all_bytes
+    assert moved_bytes == 7 * all_bytes
     assert least_bytes("aten::_fused_adamw_", given, TensorListFacts()) is None
 
 
-def test_what_is_not_known_has_neither_bytes_nor_product() -> None:
+def test_unknown_operators_have_no_bytes_or_products() -> None:
     given = Inputs([[8, 8]], ["float"], [])
     assert least_bytes("aten::linear", given, TensorListFacts()) is None
     assert least_bytes("mine::add", given, TensorListFacts()) is None
@@ -103,7 +103,7 @@ MULTIPLIED: list[tuple[str, Callable[[], Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize("name, call, shape", MULTIPLIED, ids=[name for name, *_ in MULTIPLIED])
 def test_a_product_has_torchs_flops(name: str, call: Callable[[], Any], shape: tuple[int, ...], tmp_path: Path) -> None:
-    product = product_of(name, traced(call, name, tmp_path))
+    product = product_of(name, traced_inputs(call, name, tmp_path))
     if "attention" in name:
         expected = 2 * 2 * 2 * 4 * 16 * 16 * 8  # torch counts none on the CPU
     else:
@@ -113,16 +113,16 @@ def test_a_product_has_torchs_flops(name: str, call: Callable[[], Any], shape: t
     assert (product.flops, product.dtype, *product[2:]) == (expected, "float32", *shape)
 
 
-def test_causal_attention_is_half_and_its_backward_pass_twice(tmp_path: Path) -> None:
+def test_causal_attention_has_half_the_flops(tmp_path: Path) -> None:
     name = "aten::_scaled_dot_product_flash_attention_for_cpu"
     query = Q.clone().requires_grad_()
 
     def both() -> None:
         torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
 
-    forward = product_of(name, traced(both, name, tmp_path))
-    backward = product_of(f"{name}_backward", traced(both, f"{name}_backward", tmp_path))
-    whole = product_of(name, traced(attention, name, tmp_path))
+    forward = product_of(name, traced_inputs(both, name, tmp_path))
+    backward = product_of(f"{name}_backward", traced_inputs(both, f"{name}_backward", tmp_path))
+    whole = product_of(name, traced_inputs(attention, name, tmp_path))
     assert (2 * forward.flops, backward.flops) == (whole.flops, whole.flops)
 
 

@@ -51,7 +51,7 @@ def traced_in(path: Path) -> Traced:
     return broken_down(traced_work(PackedTrace(events_of(path))))
 
 
-def wanted(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
+def work_and_window(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
     """What was launched while the steps lasted, and from when to when they did."""
     steps = [e for e in events if str(e["name"]).startswith("ProfilerStep") and e.get("cat") == "user_annotation"]
     begin, end = min(ns(e["ts"]) for e in steps), max(ns(e["ts"]) + ns(e["dur"]) for e in steps)
@@ -83,16 +83,16 @@ def swept(intervals: list[tuple[int, int, str]], begin: int, end: int) -> Counte
 @each_trace
 def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
     events = events_of(path)
-    work, begin, end = wanted(events)
+    work, begin, end = work_and_window(events)
     traced = traced_in(path)
     names = {(piece.name, piece.start): piece.use for piece, _ in traced.pieces}
-    told = Counter({use: sum(own for piece, own in traced.by_use[use]) for use in ORDER})
-    told["nothing"] = sum(gap.ns for gap in traced.gaps)
-    assert end - begin == told.total()
+    ns_by_use = Counter({use: sum(own for piece, own in traced.by_use[use]) for use in ORDER})
+    ns_by_use["nothing"] = sum(gap.ns for gap in traced.gaps)
+    assert end - begin == ns_by_use.total()
     uses = [(ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]), names.get((e["name"], ns(e["ts"])), "")) for e in work]
     hidden = sum(1 for _, _, use in uses if not use)
     assert hidden <= 0.01 * len(uses)  # behind others that had begun before: their use does not matter
-    assert +told == +swept(uses, begin, end)
+    assert +ns_by_use == +swept(uses, begin, end)
 
 
 def counts(event: dict[str, Any]) -> bool:
@@ -104,7 +104,7 @@ def counts(event: dict[str, Any]) -> bool:
     return category in (*ON_DEVICE, "cpu_op", "fwdbwd") or is_module
 
 
-def whole(events: list[dict[str, Any]]) -> tuple[int, int]:
+def extent(events: list[dict[str, Any]]) -> tuple[int, int]:
     """From the first steps' begin, or the first event, to the end of the last."""
     steps = [e for e in events if str(e["name"]).startswith("ProfilerStep") and e.get("cat") == "user_annotation"]
     spans = [(ns(e["ts"]), ns(e["ts"]) + ns(e.get("dur", 0))) for e in steps or filter(counts, events)]
@@ -115,8 +115,8 @@ def whole(events: list[dict[str, Any]]) -> tuple[int, int]:
 def test_the_answer_about_any_trace_is_that_of_a_brute_force_count(path: Path) -> None:
     with_step = events_of(path)
     events = with_step if with_step[-1].get("name") != "ProfilerStep#1" else with_step[:-1]
-    work, _, _ = wanted(with_step)
-    begin, end = whole(events)
+    work, _, _ = work_and_window(with_step)
+    begin, end = extent(events)
     end = max([end, *(ns(e["ts"]) + ns(e["dur"]) for e in work)])
     answer = trace_answer(read_any_trace(path))
 
@@ -137,8 +137,7 @@ def test_the_answer_about_any_trace_is_that_of_a_brute_force_count(path: Path) -
         reached = max(reached, stop)
     assert round(answer.busy_s * 1e9) == busy
     assert round(answer.idle_s * 1e9) == end - begin - busy
-    assert sum(round(idle.total_s * 1e9) for idle in answer.idle) == pytest.approx(
-        end - begin - busy, abs=len(answer.idle)
-    )
+    idle_ns = sum(round(idle.total_s * 1e9) for idle in answer.idle)
+    assert idle_ns == pytest.approx(end - begin - busy, abs=len(answer.idle))
     copied = sum(e["args"].get("bytes", 0) for e in work if e["name"].startswith(("Mem", "Copy")))
     assert sum(copy.bytes or 0 for copy in answer.copies) in (copied, 0)

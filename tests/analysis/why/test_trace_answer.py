@@ -19,24 +19,25 @@ from lm_profiler.record.trace_answer import TimeDifference
 US = 1e-6
 
 
-def read(folder: Path, events: Sequence[Any], name: str = "trace", **header: Any) -> AnyTrace:
+def trace_of(folder: Path, events: Sequence[Any], name: str = "trace", **header: Any) -> AnyTrace:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**header, "traceEvents": list(events)}))
     return read_any_trace(path)
 
 
-def test_collectives_and_bytes_of_copies_are_told_unless_one_has_none(tmp_path: Path) -> None:
-    told = trace_answer(read(tmp_path, cuda_step())).communication
-    assert (told.total_s, told.exposed_s) == pytest.approx((30 * US, 20 * US))  # the first 10 are beside a product
+def test_collectives_and_copied_bytes_of_a_trace(tmp_path: Path) -> None:
+    communication = trace_answer(trace_of(tmp_path, cuda_step())).communication
+    assert communication.total_s == pytest.approx(30 * US)
+    assert communication.exposed_s == pytest.approx(20 * US)  # the first 10 are beside a product
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     for number in (1, 2):
         trace.work("Memcpy DtoH", 10 * number, 10 * number + 1, 10 * number + 3, number, cat="gpu_memcpy")
         trace.events[-2]["args"]["bytes"] = 1000 * number
-    (copy,) = trace_answer(read(tmp_path, trace.events)).copies
+    (copy,) = trace_answer(trace_of(tmp_path, trace.events)).copies
     assert (copy.count, copy.bytes, round(copy.total_s / US, 3)) == (2, 3000, 4)
     trace.work("Memcpy DtoH", 40, 41, 43, 3, cat="gpu_memcpy")
-    (copy,) = trace_answer(read(tmp_path, trace.events)).copies
+    (copy,) = trace_answer(trace_of(tmp_path, trace.events)).copies
     assert copy.bytes is None
 
 
@@ -55,20 +56,19 @@ def queued(launch_us: float, kernel_us: float, count: int = 60) -> tuple[list[di
     return trace.events, waiting / device_free
 
 
-def test_launch_bound_is_what_waits_for_launches(tmp_path: Path) -> None:
+def test_kernels_that_wait_for_launches_are_launch_bound(tmp_path: Path) -> None:
     draw = random.Random(5)
     for _ in range(40):
         launch_us, kernel_us = draw.uniform(3, 40), draw.uniform(1, 80)
         events, share = queued(launch_us, kernel_us)
-        launches = trace_answer(read(tmp_path, events)).launches
-        assert launches.launching_s / kernel_table(read(tmp_path, events).work).window_s == pytest.approx(
-            share, abs=1e-3
-        )
+        launches = trace_answer(trace_of(tmp_path, events)).launches
+        window_s = kernel_table(trace_of(tmp_path, events).work).window_s
+        assert launches.launching_s / window_s == pytest.approx(share, abs=1e-3)
         if abs(share - 0.2) > 0.01 and abs(share - 0.05) > 0.01:
             assert launches.verdict == launch_verdict(share)
 
 
-def test_the_floor_is_that_of_the_device_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_floor_is_that_of_the_requested_device(tmp_path: Path) -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 1000)
     shapes = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -78,15 +78,15 @@ def test_the_floor_is_that_of_the_device_that_is_asked_for(tmp_path: Path) -> No
     trace.operator("aten::add", 12, 20, **adds)
     trace.work("vectorized_elementwise_kernel", 13, 420, 520, 2)
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
-    answer = trace_answer(read(tmp_path, trace.events, **header))
+    answer = trace_answer(trace_of(tmp_path, trace.events, **header))
     assert answer.floor.products_s == pytest.approx(2 * 4096**3 / 989.4e12)
     assert answer.floor.memory_s == pytest.approx(3 * 4 * 10**7 / 3.35e12)
     assert sum(term.seconds for term in answer.waterfall.terms) == pytest.approx(1000 * US)
 
-    other = trace_answer(read(tmp_path, trace.events, **header), "NVIDIA B200")
+    other = trace_answer(trace_of(tmp_path, trace.events, **header), "NVIDIA B200")
     assert other.floor.products_s == pytest.approx(2 * 4096**3 / 2250e12)
     assert other.waterfall is None  # the step was not traced on it
-    unknown = trace_answer(read(tmp_path, trace.events, **header), "my own")
+    unknown = trace_answer(trace_of(tmp_path, trace.events, **header), "my own")
     assert unknown.floor is None
     assert any("'my own'" in note for note in unknown.notes)
 
@@ -95,13 +95,13 @@ def difference_s(differences: Sequence[TimeDifference]) -> float:
     return sum(difference.b_s - difference.a_s for difference in differences)
 
 
-def test_the_differences_of_two_traces_add_up_and_kernels_come_go_and_get_slower(tmp_path: Path) -> None:
+def test_the_differences_of_two_traces_add_up(tmp_path: Path) -> None:
     draw = random.Random(6)
     for _ in range(20):
         a = cuda_step(all_reduce_us=draw.uniform(5, 60), adam_us=draw.uniform(5, 60))
         b = [*cuda_step(all_reduce_us=draw.uniform(5, 60)), *cuda_step(number=2, origin=500)]
         b = [event for event in b if event["cat"] != "kernel" or draw.random() < 0.9]
-        trace_a, trace_b = read(tmp_path, a, "a"), read(tmp_path, b, "b")
+        trace_a, trace_b = trace_of(tmp_path, a, "a"), trace_of(tmp_path, b, "b")
         comparison = compare_traces(trace_a, trace_b)
         assert difference_s(comparison.kinds) == pytest.approx(comparison.b.step_s - comparison.a.step_s)
         work_s = []
@@ -117,7 +117,7 @@ def test_the_differences_of_two_traces_add_up_and_kernels_come_go_and_get_slower
         for number, (name, length) in enumerate(kernels.items()):
             trace.work(name, start - 2, start, start + length, number + 1)
             start += length
-    comparison = compare_traces(read(tmp_path, a.events, "a"), read(tmp_path, b.events, "b"))
+    comparison = compare_traces(trace_of(tmp_path, a.events, "a"), trace_of(tmp_path, b.events, "b"))
     assert {difference.name: difference.change for difference in comparison.kernels} == {
         "gemm_old": "went",
         "gemm_new": "came",
@@ -139,7 +139,7 @@ def rank_events(compute_us: Sequence[float], end_us: Sequence[float], clock_us: 
     return trace.events
 
 
-def test_who_waits_for_whom_in_planted_ranks(tmp_path: Path) -> None:
+def test_planted_waiting_between_ranks_is_found(tmp_path: Path) -> None:
     draw = random.Random(7)
     compute_us = [[100 + draw.uniform(0, 50) for _ in range(10)] for _ in range(3)]
     for step in range(10):
@@ -154,7 +154,7 @@ def test_who_waits_for_whom_in_planted_ranks(tmp_path: Path) -> None:
         in_step = [time for time, _ in zip(times, begins, strict=True)]
         events = rank_events(in_step, ends, clock_us=draw.uniform(0, 1e6))
         info = {"rank": rank, "world_size": 3}
-        traces.append(read(tmp_path, events, f"rank{rank}", distributedInfo=info))
+        traces.append(trace_of(tmp_path, events, f"rank{rank}", distributedInfo=info))
     assert are_ranks(traces)
     answer = compare_ranks(traces)
     assert (answer.matched, answer.unmatched) == (10, 0)
@@ -173,13 +173,13 @@ def test_collectives_that_cannot_be_compared_are_counted(tmp_path: Path) -> None
         trace = Trace()
         trace.range("ProfilerStep#1", 0, 100)
         trace.work("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 5, 10, 10 + length, 1)
-        traces.append(read(tmp_path, trace.events, f"rank{rank}"))
+        traces.append(trace_of(tmp_path, trace.events, f"rank{rank}"))
     answer = compare_ranks(traces)
     assert (answer.matched, answer.waits) == (0, [])
     assert answer.ranks[1].communication_s == pytest.approx(50 * US)
     # Calls that other ranks lack are counted and not compared.
     events = rank_events([100, 100], [200, 400], clock_us=0)
     shorter = rank_events([150], [200], clock_us=5)
-    answer = compare_ranks([read(tmp_path, events, "a"), read(tmp_path, shorter, "b")])
+    answer = compare_ranks([trace_of(tmp_path, events, "a"), trace_of(tmp_path, shorter, "b")])
     assert (answer.matched, answer.unmatched) == (1, 1)
     assert any("different numbers of steps" in note for note in answer.notes)

@@ -7,7 +7,7 @@ from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.why.traced import QUEUED, broken_down
 
 
-def test_each_gap_is_told_what_the_host_was_doing() -> None:
+def test_each_gap_has_the_activity_of_the_host() -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 1000)
     trace.range("phase: forward", 0, 600)

@@ -33,7 +33,7 @@ def step(step_us: float = STEP, **facts: Any) -> Step:
     return Step(step_s=step_us * US, **{**known, **facts})
 
 
-def terms(fall: Waterfall) -> dict[str, float]:
+def terms_us(fall: Waterfall) -> dict[str, float]:
     """Microseconds."""
     return {term.name: term.seconds / US for term in fall.terms}
 
@@ -55,7 +55,7 @@ def fall(traced: Traced) -> Waterfall:
     return waterfall(step(ideal_s=ideal_s, recomputed_share=0.2, clock_share=0.8, input_s=input_s), traced)
 
 
-def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps_and_all_add_up(fall: Waterfall) -> None:
+def test_planted_terms_are_found_and_add_up(fall: Waterfall) -> None:
     ideal, products = 8 * plant.PRODUCT_US, plant.PRODUCTS * plant.PRODUCT_TOOK
     clock = 0.25 * ideal
     expected = {
@@ -71,7 +71,7 @@ def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps_and_all_
         "input": plant.WAIT + plant.COPY,
         "unexplained": 0.0,
     }
-    assert terms(fall) == pytest.approx(expected, abs=0.01)
+    assert terms_us(fall) == pytest.approx(expected, abs=0.01)
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s, rel=1e-12)
     assert all(term.seconds >= 0 for term in fall.terms)
     assert [term.at_most_s for term in fall.terms if term.name in ("ideal", "unexplained")] == [None, None]
@@ -81,23 +81,26 @@ def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps_and_all_
             assert sum(each.phases.values()) == pytest.approx(each.seconds)
         if each.contributors:
             assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
-    # The two planted steps are alike, though the device works off each while the host is in the next.
+
+
+def test_equal_steps_have_equal_terms(fall: Waterfall) -> None:
+    """The device works off each step while the host is in the next."""
     for each in fall.terms:
         assert each.low_s <= each.seconds <= each.high_s
         assert each.high_s - each.low_s == pytest.approx(0.0, abs=0.01 * US), each.name
 
 
 @pytest.mark.parametrize(
-    "calls, told", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 elem")]
+    "calls, detail", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 elem")]
 )
-def test_what_is_not_in_every_step_is_counted_by_its_share(calls: int, told: str) -> None:
+def test_operators_that_are_not_in_every_step_count_by_their_share(calls: int, detail: str) -> None:
     piece = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
     (part,) = contributors([(piece, 1000.0)] * calls, 1e-3, 2, "kernels")
     assert part.count == calls / 2
-    assert part.detail.startswith(told)
+    assert part.detail.startswith(detail)
 
 
-def test_contributors_of_the_same_time_stay_in_their_order_however_they_are_scaled() -> None:
+def test_contributors_of_equal_time_keep_their_order() -> None:
     """Three times 1 us and once 3 us: their sums differ in the last digits with the factor."""
     thrice = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
     once = thrice._replace(name="div", operator="aten::div")
@@ -111,33 +114,47 @@ def test_contributors_of_the_same_time_stay_in_their_order_however_they_are_scal
         ]
 
 
-def test_steps_that_differ_from_the_traced_ones_are_unexplained_or_scaled_down(traced: Traced) -> None:
+def test_steps_longer_than_the_traced_ones_are_unexplained(traced: Traced) -> None:
     seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
     input_s = (plant.STRETCHED * plant.WAIT + plant.COPY) * US
-    assert terms(waterfall(step(seen + 500, input_s=input_s), traced))["unexplained"] == pytest.approx(500)
-    # The same steps, once from memory and once from a file that keeps whole nanoseconds, get the same terms.
+    assert terms_us(waterfall(step(seen + 500, input_s=input_s), traced))["unexplained"] == pytest.approx(500)
+
+
+def test_terms_are_the_same_from_memory_and_from_a_file(traced: Traced) -> None:
+    """A file keeps whole nanoseconds."""
     draw, left = random.Random(0), []
     for _ in range(200):
         pieces = [(piece, own * draw.uniform(0.98, 1.0)) for piece, own in traced.pieces]
         ended = step(STEP, input_s=(plant.WAIT + plant.COPY) * US)
         left.append(term(waterfall(ended, replace(traced, pieces=pieces)), "unexplained"))
     assert {one.seconds for one in left} == {0.0}
-    # Nothing is taken back as unexplained. What they took longer is said, and ceilings are told up to a tenth.
+
+
+def test_steps_shorter_than_the_traced_ones_are_scaled_down(traced: Traced) -> None:
+    """Ceilings are given up to a tenth of a difference."""
     fall, share = waterfall(step(plant.BUSY - 100), traced), 1.0 - 100 / plant.BUSY
-    told = terms(fall)
-    assert (told["gaps"], told["input"], told["unexplained"]) == pytest.approx((0.0, plant.COPY * share, 0.0))
-    assert sum(told.values()) == pytest.approx(plant.BUSY - 100)
+    us_by_term = terms_us(fall)
+    assert (us_by_term["gaps"], us_by_term["input"], us_by_term["unexplained"]) == pytest.approx(
+        (0.0, plant.COPY * share, 0.0)
+    )
+    assert sum(us_by_term.values()) == pytest.approx(plant.BUSY - 100)
     assert "0.1 ms" in fall.notes[0]
     assert term(fall, "communication").at_most_s is not None
-    # A wait of 100 of 300 was measured: what computes has the rest, though it took 220 while traced.
-    fall = waterfall(step(300, input_s=100 * US), broken_down(traced_work(PackedTrace(products(210, 230)))))
-    told = terms(fall)
-    assert (told["input"], told["unexplained"]) == pytest.approx((100, 0))
-    assert told["ideal"] + told["slow_products"] == pytest.approx(200)
-    # A validation in them, say: no term exceeds the measured step, and nothing is taken back as unexplained.
-    fall = waterfall(step(300), broken_down(traced_work(PackedTrace(products(600, 620)))))
-    assert sum(terms(fall).values()) == pytest.approx(300)
-    assert all(0 <= us <= 300 for us in terms(fall).values())
+
+
+def test_a_measured_wait_leaves_the_rest_to_compute() -> None:
+    """Of 300 a wait of 100 was measured, so 200 are left to compute, which took 220 while traced."""
+    fall = waterfall(step(300, input_s=100 * US), broken_down(traced_work(PackedTrace(steps_of_products(210, 230)))))
+    us_by_term = terms_us(fall)
+    assert (us_by_term["input"], us_by_term["unexplained"]) == pytest.approx((100, 0))
+    assert us_by_term["ideal"] + us_by_term["slow_products"] == pytest.approx(200)
+
+
+def test_no_term_exceeds_the_measured_step() -> None:
+    """The traced steps may contain a validation."""
+    fall = waterfall(step(300), broken_down(traced_work(PackedTrace(steps_of_products(600, 620)))))
+    assert sum(terms_us(fall).values()) == pytest.approx(300)
+    assert all(0 <= us <= 300 for us in terms_us(fall).values())
     assert {each.at_most_s for each in fall.terms} == {None}
     assert len(fall.notes) >= 1
 
@@ -160,7 +177,7 @@ def drawn_waterfall(seed: int, traced: Traced) -> Waterfall:
     return waterfall(step(draw.uniform(50, 3000), **facts), seen)
 
 
-def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(traced: Traced) -> None:
+def test_random_traces_have_no_negative_term(traced: Traced) -> None:
     for seed in range(300):
         fall = drawn_waterfall(seed, traced)
         assert sum(each.seconds for each in fall.terms) == pytest.approx(fall.step_s), seed
@@ -170,13 +187,13 @@ def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(traced: Tra
 
 
 @pytest.mark.parametrize(
-    "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
+    "seconds, text", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
 )
-def test_milliseconds_in_words(seconds: float, said: str) -> None:
-    assert ms(seconds) == said
+def test_milliseconds_in_words(seconds: float, text: str) -> None:
+    assert ms(seconds) == text
 
 
-def alone(waited: float, late: float) -> Traced:
+def device_that_waits(waited: float, late: float) -> Traced:
     """A traced step of a device that waits for the batch, then for the loop, and has nothing else to do."""
     trace = Trace()
     trace.range("ProfilerStep#1", 0, waited + late)
@@ -197,21 +214,18 @@ def alone(waited: float, late: float) -> Traced:
         (20, 30, (9, 11), (0, 20, 0)),  # no term is more than the rest of the step
     ],
 )
-def test_a_wait_that_only_the_trace_or_only_the_step_had_is_not_taken_out_of_gaps_elsewhere(
+def test_waits_of_trace_or_step_change_no_other_gap(
     step_us: float, input_us: float, seen: tuple[float, float], expected: tuple[float, float, float]
 ) -> None:
-    fall = waterfall(step(step_us, input_s=input_us * US), alone(*seen))
-    told = terms(fall)
-    assert (told["gaps"], told["input"], told["unexplained"]) == pytest.approx(expected, abs=1e-9)
+    fall = waterfall(step(step_us, input_s=input_us * US), device_that_waits(*seen))
+    us_by_term = terms_us(fall)
+    assert (us_by_term["gaps"], us_by_term["input"], us_by_term["unexplained"]) == pytest.approx(expected, abs=1e-9)
     for each in fall.terms[:-1]:
         assert sum(each.phases.values()) == pytest.approx(each.seconds)
         assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
 
 
-# -- other ranks --------------------------------------------------------------------------------------------------
-
-
-def test_waiting_for_other_ranks_is_no_gap_that_could_be_won_and_collectives_hold_it_on_a_stream(traced: Traced):
+def test_waiting_for_other_ranks_is_a_term_of_its_own():
     """On the CPU it is where no operator ran: 60 of the 200 of Python in backward are its own."""
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 500)
@@ -222,24 +236,23 @@ def test_waiting_for_other_ranks_is_no_gap_that_could_be_won_and_collectives_hol
     trace.operator("aten::mm", 200, 300)
     waits = {"backward": 140 * US, "data": 20 * US}
     fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), broken_down(traced_work(PackedTrace(trace.events))))
-    told = terms(fall)
-    assert [told[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
+    us_by_term = terms_us(fall)
+    assert [us_by_term[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
     assert term(fall, "waiting").at_most_s is None
     assert term(fall, "waiting").phases == pytest.approx(waits)
     causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
     assert causes == pytest.approx({"backward: Python": 60, "forward: Python": 30})
-    # On a devices stream the collectives hold the waiting.
+
+
+def test_on_a_stream_collectives_contain_the_waiting(traced: Traced):
     fall = waterfall(step(waiting_s={"backward": 150 * US}), traced)
-    told = terms(fall)
-    assert (told["waiting"], told["communication"]) == pytest.approx((150, plant.EXPOSED - 150))
-    assert told["gaps"] == pytest.approx(terms(waterfall(step(), traced))["gaps"])
-
-
-# -- the device is the CPU ----------------------------------------------------------------------------------------
+    us_by_term = terms_us(fall)
+    assert (us_by_term["waiting"], us_by_term["communication"]) == pytest.approx((150, plant.EXPOSED - 150))
+    assert us_by_term["gaps"] == pytest.approx(terms_us(waterfall(step(), traced))["gaps"])
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percent(seed: int) -> None:
+def test_terms_of_known_length_are_found_within_three_percent(seed: int) -> None:
     """As on a CPU: traced operators are up to 2 % off, and tracing makes the sleeps half as long again."""
     rng = random.Random(seed)
     product, copy, slept, waited = (rng.uniform(100, 2000) for _ in range(4))
@@ -267,7 +280,7 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
         step(step_us, rates=known, dtype="float32", ideal_s=ideal_s, input_s=input_s),
         broken_down(traced_work(PackedTrace(trace.events))),
     )
-    expected = dict.fromkeys(terms(fall), 0.0) | {
+    expected = dict.fromkeys(terms_us(fall), 0.0) | {
         "ideal": times * product / 2,
         "slow_products": times * product / 2,
         "bandwidth": times * copy / 4,
@@ -275,14 +288,11 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
         "gaps": times * slept,
         "input": waited,
     }
-    assert terms(fall) == pytest.approx(expected, abs=0.03 * step_us)
-    assert abs(terms(fall)["unexplained"]) < 0.03 * step_us
+    assert terms_us(fall) == pytest.approx(expected, abs=0.03 * step_us)
+    assert abs(terms_us(fall)["unexplained"]) < 0.03 * step_us
 
 
-# -- unlike steps -----------------------------------------------------------------------------------------------------
-
-
-def products(*took: int) -> list[dict[str, Any]]:
+def steps_of_products(*took: int) -> list[dict[str, Any]]:
     """Steps of 1000 microseconds, in each a product that ``took`` so long."""
     trace = Trace()
     for number, us in enumerate(took):
@@ -293,21 +303,18 @@ def products(*took: int) -> list[dict[str, Any]]:
     return trace.events
 
 
-# -- how sure ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_term_has_the_least_and_the_most_that_a_traced_step_alone_gives() -> None:
-    fall = waterfall(step(1000), broken_down(traced_work(PackedTrace(products(400, 500, 660)))))
+def test_a_term_has_the_range_of_the_traced_steps() -> None:
+    fall = waterfall(step(1000), broken_down(traced_work(PackedTrace(steps_of_products(400, 500, 660)))))
     assert fall.traced_steps == 3
     slow, gaps, moved = (term(fall, name) for name in ("slow_products", "gaps", "bandwidth"))
     assert [of / US for of in (slow.low_s, slow.seconds, slow.high_s)] == pytest.approx([400, 520, 660])
     assert [of / US for of in (gaps.low_s, gaps.seconds, gaps.high_s)] == pytest.approx([340, 480, 600])
     assert (moved.low_s, moved.high_s) == (0.0, 0.0)
-    slow = term(waterfall(step(1000), broken_down(traced_work(PackedTrace(products(400))))), "slow_products")
+    slow = term(waterfall(step(1000), broken_down(traced_work(PackedTrace(steps_of_products(400))))), "slow_products")
     assert (slow.low_s, slow.high_s) == (None, None)
 
 
-def test_time_that_tracing_adds_to_one_phase_of_a_cpu_is_not_missing_in_gaps_of_another() -> None:
+def test_time_added_by_tracing_shortens_no_other_phase() -> None:
     """Backward's operators take 20 of 10 ms while traced; a loop of Python takes 40 ms of forward's 50."""
     ms_ns = 1_000_000
 
