@@ -25,7 +25,7 @@ from lm_profiler.measure.collective_calls import (
 )
 
 
-def test_every_call_is_kept_once_and_those_to_one_rank_are_no_collectives() -> None:
+def test_every_call_is_kept_once() -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
     for at in range(0, 12, 3):
@@ -49,7 +49,7 @@ def test_every_call_is_kept_once_and_those_to_one_rank_are_no_collectives() -> N
         ([0, 5], True),  # the ring was empty at first
     ],
 )
-def test_a_ring_that_came_round_between_two_readings_is_told(calls: list[int], lost: bool) -> None:
+def test_a_ring_that_wrapped_between_two_readings_is_reported(calls: list[int], lost: bool) -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
     for count in calls:
@@ -70,7 +70,7 @@ def test_a_wall_clock_that_is_set_meanwhile_is_noticed(by_ns: int, was_set: bool
     assert arrivals.clock_was_set is was_set
 
 
-def test_the_ring_is_as_long_as_torch_was_told_and_tells_what_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ring_has_the_configured_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
     monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE", raising=False)
     assert ring_size() == 2000
@@ -78,8 +78,10 @@ def test_the_ring_is_as_long_as_torch_was_told_and_tells_what_a_rank_waits_in(mo
     assert ring_size() == 300
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "50")
     assert ring_size() == 50
-    # The call that a rank waits in.
-    # as gloo's ring has them while another rank does not come (torch 2.13)
+
+
+def test_the_oldest_pending_call_is_named() -> None:
+    """As gloo's ring has the calls while another rank does not come (torch 2.13)."""
     ended = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "state": "scheduled", "retired": True}
     waits = {"profiling_name": "gloo:broadcast", "collective_seq_id": 2, "state": "scheduled", "retired": False}
     later = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 3, "state": "scheduled", "retired": False}
@@ -100,7 +102,7 @@ class Watchdog:
             untimed[0]["duration_ms"] = 2.5
 
 
-def test_the_ring_is_read_when_all_that_is_new_is_timed_or_two_seconds_have_passed() -> None:
+def test_the_ring_is_read_when_new_calls_are_timed() -> None:
     ring = Ring(100)
     arrivals, watchdog = ring.arrivals(), Watchdog(ring)
     ring.call(1)
@@ -120,7 +122,7 @@ def test_the_ring_is_read_when_all_that_is_new_is_timed_or_two_seconds_have_pass
 
 
 @pytest.mark.gpu
-def test_nccl_times_its_collectives_from_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_nccl_times_its_collectives_after_a_request(tmp_path: Path) -> None:
     device = torch.device("cuda", 0)
     where = f"file://{tmp_path / 'meet'}"
     torch.distributed.init_process_group("nccl", init_method=where, rank=0, world_size=1, device_id=device)
@@ -132,7 +134,7 @@ def test_nccl_times_its_collectives_from_when_it_is_asked_to(tmp_path: Path) -> 
         time_collectives()
         arrivals.read_ring()
         for _ in range(3):
-            torch.cuda._sleep(1_000_000)  # of what is over when its call returns torch 2.15 tells no duration
+            torch.cuda._sleep(1_000_000)  # torch 2.15 gives no duration of a call that is over when it returns
             torch.distributed.all_gather([gathered], values)  # of one rank a copy, where a reduction is nothing
         torch.cuda.synchronize()
         read_timed_ring(arrivals)
@@ -170,7 +172,7 @@ class Cuda:
         return len(self.current.waited)
 
 
-def test_waits_of_the_computing_stream_are_noted_and_calls_are_beside_while_another_is_current() -> None:
+def test_waits_of_the_computing_stream_are_noted() -> None:
     cuda = Cuda()
     other, waits = Cuda.Stream(), StreamWaits(cuda.record, cuda.clock, cuda)
     before = Cuda.Stream.wait_event
@@ -209,7 +211,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("unused", [False, True])
-def test_ddp_reduces_as_often_as_it_tells(alone: None, unused: bool) -> None:
+def test_ddp_reduces_as_often_as_it_reports(alone: None, unused: bool) -> None:
     layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
     ddp = DistributedDataParallel(layers, bucket_cap_mb=0.004, find_unused_parameters=unused)
     dump = flight_recorder("cpu")
@@ -224,9 +226,12 @@ def test_ddp_reduces_as_often_as_it_tells(alone: None, unused: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "said, expected",
+    "attributes, expected",
     [({}, False), ({"finish_gradient_synchronization": print}, True)]
-    + [({"finish_gradient_synchronization": print, "reduces_in_backward": says}, says) for says in (True, False)],
+    + [
+        ({"finish_gradient_synchronization": print, "reduces_in_backward": reduces}, reduces)
+        for reduces in (True, False)
+    ],
 )
-def test_a_wrapper_that_can_finish_begins_amid_backward_unless_it_says_so(said: dict[str, object], expected: bool):
-    assert reduces_in_backward(SimpleNamespace(**said)) is expected
+def test_a_wrapper_that_can_finish_reduces_in_backward(attributes: dict[str, object], expected: bool):
+    assert reduces_in_backward(SimpleNamespace(**attributes)) is expected

@@ -20,9 +20,7 @@ def no_cache() -> Iterator[None]:
         cached.cache_clear()
 
 
-def test_packages_in_any_folder_of_the_path_are_no_code_of_the_program(
-    no_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_installed_packages_are_no_code_of_the_program(no_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """``pip install --target`` puts packages, with their metadata, into a folder of any name."""
     target, program = tmp_path / "packages", tmp_path / "program"
     (target / "pytorch_lightning-2.6.1.dist-info").mkdir(parents=True)

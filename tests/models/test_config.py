@@ -8,7 +8,7 @@ from lm_profiler.models.config import PRESETS, ambiguous_size_notes, preset, siz
 from lm_profiler.usage_error import UsageError
 
 
-def test_every_field_of_a_preset_can_be_overridden_and_none_changes_nothing() -> None:
+def test_every_field_of_a_preset_can_be_overridden() -> None:
     overrides: dict[str, object] = {
         "d_model": 96, "d_ff": 7, "num_layers": 5, "num_heads": 6, "vocab_size": 11, "rope_theta": 500.0,
         "attention": "math", "activation_checkpointing": True, "checkpoint_every": (4, 2), "num_kv_heads": 4,
@@ -46,12 +46,12 @@ DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
+def test_inconsistent_sizes_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}$"):
         preset("small", **options)
 
 
-def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
+def test_only_an_ambiguous_name_is_noted() -> None:
     assert_stored("models/refused: size", {"tiny": refusal(UsageError, lambda: preset("tiny"))})
     assert ambiguous_size_notes([size for size in PRESETS if size not in ("xl", "2.7B")]) == []
     [line] = ambiguous_size_notes(["xl", "small", "xl", "no such size"])
@@ -59,7 +59,7 @@ def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
     assert_stored("models/meanings", {"xl": line, "2.7B": other})
 
 
-def test_a_size_whose_dimensions_other_options_give_is_not_said_to_be_that_model() -> None:
+def test_a_size_with_other_dimensions_is_not_called_that_model() -> None:
     given = {"size": "xl", "d_model": 64, "d_ff": None, "num_layers": 2}
     [line] = size_notes(given, is_on_command_line=True)
     assert "1600" not in line

@@ -14,7 +14,7 @@ CONFIG = TransformerConfig(
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
-def build(dtype: torch.dtype, config: TransformerConfig = CONFIG) -> Experts:
+def built_experts(dtype: torch.dtype, config: TransformerConfig = CONFIG) -> Experts:
     torch.manual_seed(0)
     return Experts(config).to(dtype)
 
@@ -29,9 +29,8 @@ def token_by_token(experts: Experts, x_BTD: Tensor) -> Tensor:
     outputs = []
     for token in x_BTD.flatten(0, 1):
         scores = experts.router.weight @ token
-        chosen = sorted(range(len(scores)), key=lambda expert: -scores[expert].detach().item())[
-            : experts.experts_per_token
-        ]
+        by_score = sorted(range(len(scores)), key=lambda expert: -float(scores[expert].detach()))
+        chosen = by_score[: experts.experts_per_token]
         weights = scores[chosen].exp() / scores[chosen].exp().sum()
         output = torch.zeros_like(token)
         for weight, expert in zip(weights, chosen, strict=True):
@@ -42,13 +41,13 @@ def token_by_token(experts: Experts, x_BTD: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(dtype: torch.dtype) -> None:
-    experts = build(dtype)
+def test_experts_compute_what_a_loop_over_tokens_does(dtype: torch.dtype) -> None:
+    experts = built_experts(dtype)
     x_BTD = inputs(dtype).requires_grad_()
     output = experts(x_BTD)
     gradients = torch.autograd.grad(output.square().sum(), [x_BTD, *experts.parameters()])
 
-    true_experts = build(dtype).double()
+    true_experts = built_experts(dtype).double()
     true_x_BTD = inputs(dtype).double().requires_grad_()
     truth = token_by_token(true_experts, true_x_BTD)
     true_gradients = torch.autograd.grad(truth.square().sum(), [true_x_BTD, *true_experts.parameters()])
@@ -60,7 +59,7 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(dtype: torch.dtyp
 
 
 def test_the_load_counts_the_tokens_of_training_only() -> None:
-    experts = build(torch.float32)
+    experts = built_experts(torch.float32)
     experts(inputs(torch.float32))
     experts(inputs(torch.float32))
     scores = inputs(torch.float32).flatten(0, 1) @ experts.router.weight.T
@@ -68,7 +67,7 @@ def test_the_load_counts_the_tokens_of_training_only() -> None:
     experts.eval()(inputs(torch.float32))
     assert experts.load_X.tolist() == (2 * expected).tolist()
     assert "load_X" not in experts.state_dict()
-    experts = build(torch.float32)
+    experts = built_experts(torch.float32)
     torch.nn.init.zeros_(experts.router.weight)  # equal scores: the same experts are chosen for all tokens
     experts(inputs(torch.float32)).sum().backward()
     busy = experts.load_X > 0
@@ -78,9 +77,9 @@ def test_the_load_counts_the_tokens_of_training_only() -> None:
 
 
 def test_autocast_multiplies_in_bfloat16() -> None:
-    expected = build(torch.float32)(inputs(torch.float32))
+    expected = built_experts(torch.float32)(inputs(torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = build(torch.float32)(inputs(torch.float32))
+        output = built_experts(torch.float32)(inputs(torch.float32))
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output.float(), expected, rtol=0.0, atol=3e-2 * float(expected.detach().abs().max()))
 

@@ -42,7 +42,7 @@ def reference(q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.floa
     return out
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def random_qkv(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(SHAPE, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3)]
 
@@ -50,7 +50,7 @@ def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_agrees_with_the_definition(name: str, dtype: torch.dtype) -> None:
-    qkv = [x.requires_grad_() for x in inputs(dtype)]
+    qkv = [x.requires_grad_() for x in random_qkv(dtype)]
     out = ATTENTION[name](*qkv)
     assert out.dtype == dtype
     expected = reference(*(x.detach().double().numpy() for x in qkv))
@@ -67,7 +67,7 @@ def test_attention_agrees_with_the_definition(name: str, dtype: torch.dtype) -> 
 TINY = TransformerConfig(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
 
 
-def build(config: TransformerConfig = TINY, seed: int = 0, **overrides: Any) -> Transformer:
+def built_model(config: TransformerConfig = TINY, seed: int = 0, **overrides: Any) -> Transformer:
     torch.manual_seed(seed)
     model = Transformer(replace(config, **overrides))
     for name, parameter in model.named_parameters():
@@ -76,7 +76,7 @@ def build(config: TransformerConfig = TINY, seed: int = 0, **overrides: Any) -> 
     return model
 
 
-def tokens(context: int = 9, batch: int = 2, vocab_size: int = 17) -> torch.Tensor:
+def random_tokens(context: int = 9, batch: int = 2, vocab_size: int = 17) -> torch.Tensor:
     return torch.randint(vocab_size, (batch, context), generator=torch.Generator().manual_seed(1))
 
 
@@ -129,7 +129,7 @@ def test_a_function_of_the_users_gets_a_key_head_for_each_query_head(monkeypatch
     monkeypatch.setattr(transformer, "mine", attend, raising=False)
     options: dict[str, Any] = {"d_model": 24, "num_heads": 6, "num_kv_heads": 2}
     mine, sdpa, math = (
-        build(attention=attention, **options)(tokens())
+        built_model(attention=attention, **options)(random_tokens())
         for attention in ("lm_profiler.models.transformer:mine", "sdpa", "math")
     )
     assert set(shapes) == {(2, 6, 9, 4)}
@@ -139,8 +139,8 @@ def test_a_function_of_the_users_gets_a_key_head_for_each_query_head(monkeypatch
 
 def test_casting_the_weights_leaves_the_angles_exact() -> None:
     """At position 900 an angle rounded to bf16 would be off by up to two radians."""
-    ids = tokens(context=900, batch=1)
-    model = build().bfloat16()
+    ids = random_tokens(context=900, batch=1)
+    model = built_model().bfloat16()
     out = model(ids).detach().double()
     exact = model.double()(ids).detach()
     assert (out - exact)[0, -50:].abs().max() < 20 * torch.finfo(torch.bfloat16).eps
@@ -155,25 +155,25 @@ def gradients_and_saved(model: Transformer) -> tuple[list[torch.Tensor | None], 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(tokens()).square().mean()
+        loss = model(random_tokens()).square().mean()
     loss.backward()
     return [p.grad for p in model.parameters()], len(saved)
 
 
 @pytest.mark.parametrize("every", [(1,), (3,), (4, 2, 1)], ids=str)
-def test_checkpointing_changes_no_gradient_and_keeps_less(every: tuple[int, ...]) -> None:
-    expected, all_of_it = gradients_and_saved(build(num_layers=7).double())
-    found, kept = gradients_and_saved(build(num_layers=7, checkpoint_every=every).double())
+def test_checkpointing_changes_no_gradient(every: tuple[int, ...]) -> None:
+    expected, all_of_it = gradients_and_saved(built_model(num_layers=7).double())
+    found, kept = gradients_and_saved(built_model(num_layers=7, checkpoint_every=every).double())
     torch.testing.assert_close(found, expected)
     assert kept < all_of_it / 2
 
 
-def test_a_checkpoint_of_k_blocks_runs_each_block_once_more_and_nested_ones_more_often() -> None:
+def test_a_checkpoint_runs_each_block_once_more() -> None:
     def calls(**options: Any) -> list[int]:
-        model, counts = build(num_layers=5, **options), [0] * 5
+        model, counts = built_model(num_layers=5, **options), [0] * 5
         for n, block in enumerate(model.blocks):
             block.register_forward_pre_hook(lambda *_, n=n: counts.__setitem__(n, counts[n] + 1))
-        model(tokens()).sum().backward()
+        model(random_tokens()).sum().backward()
         return counts
 
     assert calls() == [1] * 5
@@ -184,15 +184,15 @@ def test_a_checkpoint_of_k_blocks_runs_each_block_once_more_and_nested_ones_more
 
 @pytest.mark.parametrize("attention, every", [("sdpa", ()), ("math", (2, 1))], ids=str)
 def test_it_compiles_as_one_graph(attention: str, every: tuple[int, ...]) -> None:
-    model = build(attention=attention, checkpoint_every=every)
-    expected = model(tokens())
+    model = built_model(attention=attention, checkpoint_every=every)
+    expected = model(random_tokens())
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(tokens()), expected)
-    compiled(tokens()).sum().backward()
+    torch.testing.assert_close(compiled(random_tokens()), expected)
+    compiled(random_tokens()).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_it_runs_on_the_meta_device_and_where_there_are_positions() -> None:
+def test_the_model_runs_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = Transformer(PRESETS["xl"])
         ids = torch.zeros(4, 512, dtype=torch.int64)
@@ -201,22 +201,25 @@ def test_it_runs_on_the_meta_device_and_where_there_are_positions() -> None:
     assert logits.device.type == "meta"
     # A buffer would be cast by a precision plugin, and broadcast at every step by DDP.
     assert list(model.buffers()) == []
-    model = build(architecture="gpt2", num_positions=8)
-    model(tokens(context=8))
+    model = built_model(architecture="gpt2", num_positions=8)
+    model(random_tokens(context=8))
     with pytest.raises(UsageError, match=r"^data.context_length: expected at most the 8 positions .*, given 9$"):
-        model(tokens(context=9))
+        model(random_tokens(context=9))
 
 
-def test_weights_start_as_cut_off_normals() -> None:
+def test_weights_start_as_truncated_normals() -> None:
     torch.manual_seed(0)
     linear, embedding = Linear(400, 300), Embedding(300, 400)
     for weight, std in ((linear.weight, 400**-0.5), (embedding.weight, 1.0)):
         assert weight.abs().max() <= 3 * std
         assert weight.std().item() == pytest.approx(0.987 * std, rel=0.01)  # the cut takes 1.3 % off
         assert abs(weight.mean().item()) < 0.01 * std
-    # A fresh model knows nothing: its loss is little above that of the uniform guess, ln V.
+
+
+def test_the_loss_of_a_fresh_model_is_that_of_a_uniform_guess() -> None:
+    """The loss is little above that of the uniform guess, ln V."""
     config = TransformerConfig(d_model=64, d_ff=128, num_layers=3, num_heads=4, vocab_size=1000)
-    ids = tokens(context=64, batch=4, vocab_size=1000)
+    ids = random_tokens(context=64, batch=4, vocab_size=1000)
     loss = torch.nn.functional.cross_entropy(Transformer(config)(ids).flatten(0, 1), ids.flatten())
     assert np.log(1000) < loss.item() < np.log(1000) + 1
 
@@ -280,7 +283,7 @@ def check(name: str, dtype: torch.dtype = torch.float32, backward: bool = True, 
 @pytest.mark.usefixtures("theirs")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["good", "keyword", "Flash.apply"])
-def test_a_right_function_passes_in_every_dtype_and_is_causal(name: str, dtype: torch.dtype) -> None:
+def test_a_correct_attention_function_passes_in_every_dtype(name: str, dtype: torch.dtype) -> None:
     check(name, dtype)
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     expected = scaled_dot_product_attention(*qkv, is_causal=True)
@@ -311,9 +314,9 @@ def test_without_a_mask_every_token_sees_all(name: str) -> None:
 
 
 @pytest.mark.usefixtures("theirs")
-def test_a_wrong_one_is_told_as_stored() -> None:
-    """Without what torch and Python say themselves, which is another thing in each of their versions."""
-    said = {name: refusal(UsageError, partial(check, name)) for name in ("sees_all", "flat", "detached")}
+def test_wrong_attention_functions_are_refused() -> None:
+    """The messages are stored without torch's and Python's own words, which differ between versions."""
+    messages = {name: refusal(UsageError, partial(check, name)) for name in ("sees_all", "flat", "detached")}
     others = {
         "unscaled": "24576",
         "three": "ValueError: too many values",
@@ -323,36 +326,36 @@ def test_a_wrong_one_is_told_as_stored() -> None:
         "Wrong.apply": "24576",
     }
     for name, own in others.items():
-        told = refusal(UsageError, partial(check, name))
-        assert len(told.splitlines()) <= 2
-        said[name], _, given = told.partition(", given")
+        message = refusal(UsageError, partial(check, name))
+        assert len(message.splitlines()) <= 2
+        messages[name], _, given = message.partition(", given")
         assert own in given
-    assert_stored("models/refused: wrong", said)
-    told = refusal(UsageError, lambda: check("masked", is_causal=False))
-    assert_stored("models/refused: mask", {"nobody asked for it": told})
+    assert_stored("models/refused: wrong", messages)
+    message = refusal(UsageError, lambda: check("masked", is_causal=False))
+    assert_stored("models/refused: mask", {"nobody asked for it": message})
     with pytest.raises(UsageError, match=r"given\n.* 56 / 24576 .* at index \(1, 2, "):  # where numbers are off
         check("last_tile")
 
 
 @pytest.mark.usefixtures("theirs")
 @pytest.mark.parametrize("name", ["detached", "Wrong.apply", "scales_in_place"])
-def test_without_a_backward_pass_gradients_are_not_asked_for_and_inputs_may_change(name: str) -> None:
+def test_without_a_backward_pass_inputs_may_change(name: str) -> None:
     check(name, backward=False)
 
 
 @pytest.mark.usefixtures("theirs")
-def test_what_is_no_such_function_is_refused_as_stored() -> None:
-    said = {}
+def test_missing_attention_functions_are_refused() -> None:
+    messages = {}
     for name in ("theirs:nothing", "no.such:thing", "theirs:number"):
-        said[name] = re.sub(
+        messages[name] = re.sub(
             r"(?<=AttributeError: ).*(?=\))",
             "PYTHON'S OWN WORDS",
             refusal(UsageError, partial(attention_function, name)),
         )
-    assert_stored("models/refused: no function", said)
+    assert_stored("models/refused: no function", messages)
 
 
-def test_the_parts_of_math_are_nvtx_ranges_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_math_are_nvtx_ranges_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append(None))

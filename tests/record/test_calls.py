@@ -27,7 +27,7 @@ def test_every_config_of_the_tree_has_its_name(below: str) -> None:
         assert meant.read_bytes() == file.read_bytes()
 
 
-def test_a_file_of_that_name_goes_first_and_a_shipped_sweep_names_shipped_configs_alone() -> None:
+def test_a_file_precedes_a_shipped_config() -> None:
     Path("demo").write_text("model: {size: small}\n", encoding="utf-8")
     assert config_file("demo") == "demo"
     assert config_file("configs/demo.yaml") == "configs/demo.yaml"
@@ -36,19 +36,19 @@ def test_a_file_of_that_name_goes_first_and_a_shipped_sweep_names_shipped_config
 
 
 @pytest.mark.parametrize("verb", [["fit", "--config=dmeo"], ["sweep", "--config", "dmeo", "--repeats", "2"]])
-def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_name_is_answered_with_the_nearest(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(verb) == 2
-    said = capsys.readouterr().err
-    assert "given dmeo" in said
-    assert "demo?" in said
+    printed = capsys.readouterr().err
+    assert "given dmeo" in printed
+    assert "demo?" in printed
 
 
-def test_a_misspelt_name_is_told_the_shipped_ones_and_a_missing_file_none(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(["fit", "--config=quite-another"], capsys)
-    assert ", ".join(shipped_configs()) in said
-    assert_stored("record/refused: no such config", {"--config=quite-another": said})
+def test_a_misspelt_name_is_answered_with_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(["fit", "--config=quite-another"], capsys)
+    assert ", ".join(shipped_configs()) in message
+    assert_stored("record/refused: no such config", {"--config=quite-another": message})
     assert main(["fit", "--config=my/own.yaml"]) == 2
     assert "shipped" not in capsys.readouterr().err
     assert main(["sweep", "quite-another"]) == 2
-    said = capsys.readouterr().err
-    assert all(name in said for name in ("attention", "context_lengths", "demo", "sizes"))
+    message = capsys.readouterr().err
+    assert all(name in message for name in ("attention", "context_lengths", "demo", "sizes"))

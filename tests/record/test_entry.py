@@ -18,7 +18,7 @@ from lm_profiler.report.tables.table_columns import column
 STEPS = [(0.001, 0.002)] * 6
 
 
-def test_runs_are_found_below_any_folder_and_each_once_in_the_order_of_their_versions(tmp_path: Path):
+def test_runs_are_found_once_in_the_order_of_their_versions(tmp_path: Path):
     first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
     found = collect([second, tmp_path, first])
     assert [entry.folder for entry in found.entries] == [second, first]
@@ -32,13 +32,12 @@ def test_runs_are_found_below_any_folder_and_each_once_in_the_order_of_their_ver
     ]
 
 
-def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Path):
+def test_runs_within_a_run_are_not_found(tmp_path: Path):
     searched = tmp_path / "search"
     run = write(searched / "cell" / "version_0", STEPS)
     write(run / "deeper" / "version_0", STEPS)
-    ImproveRecord(name="search", command="improve", started="2026", budget_s=1.0, elapsed_s=1.0).write(
-        searched / IMPROVE_FILE
-    )
+    search = ImproveRecord(name="search", command="improve", started="2026", budget_s=1.0, elapsed_s=1.0)
+    search.write(searched / IMPROVE_FILE)
     found = collect([tmp_path])
     assert list(found.searches) == [searched]
     assert [entry.folder for entry in found.entries] == [run]
@@ -53,12 +52,12 @@ def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Pa
         (write(tmp_path / name, STEPS) / "run.json").unlink()
     (tmp_path / "dangling" / "run.json").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
-    said = {name: collect([tmp_path / name]).problems for name in ("gone", "dangling", "folder")}
-    assert all(len(problems) == 1 for problems in said.values())
-    assert_stored("record/problems: no record", said, logs=tmp_path)
+    problems = {name: collect([tmp_path / name]).problems for name in ("gone", "dangling", "folder")}
+    assert all(len(problems) == 1 for problems in problems.values())
+    assert_stored("record/problems: no record", problems, logs=tmp_path)
 
 
-def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silently(tmp_path: Path):
+def test_links_are_no_runs_of_their_own(tmp_path: Path):
     logs, elsewhere = tmp_path / "logs", write(tmp_path / "elsewhere", STEPS)
     run = write(logs / "run", STEPS)
     (logs / "latest").symlink_to(run)
@@ -69,7 +68,7 @@ def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silent
     assert_stored("record/problems: links", {"away, and to nowhere": sorted(found.problems)}, logs=logs, here=tmp_path)
 
 
-def test_an_unreadable_folder_or_damaged_steps_are_told_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     locked = write(tmp_path / "locked", STEPS)
     scandir = os.scandir
 
@@ -80,7 +79,9 @@ def test_an_unreadable_folder_or_damaged_steps_are_told_when_asked_for(tmp_path:
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert_stored("record/problems: locked", {"a folder": collect([tmp_path]).problems}, logs=tmp_path)
-    # Damaged steps are told when they are asked for.
+
+
+def test_damaged_steps_are_reported_when_read(tmp_path: Path):
     path = write(tmp_path / "run", STEPS) / "steps.csv"
     whole = path.read_bytes()
     for content in (b"step,stage\n1,measure\n", whole[:-40], whole.replace(b"0.001", b"nan"), b"\xff\xfe", None):
@@ -90,7 +91,7 @@ def test_an_unreadable_folder_or_damaged_steps_are_told_when_asked_for(tmp_path:
             entry.rows  # noqa: B018 - reads the file
 
 
-def test_a_sweep_is_its_cells_in_the_order_of_its_plan_and_earlier_runs_are_their_own(tmp_path: Path):
+def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     sweep = tmp_path / "sweep"
     ran = write(sweep / "cell0" / "version_0", STEPS)
     refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
@@ -102,7 +103,9 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan_and_earlier_runs_are_thei
     # Known from its neighbours: what ran on, and what was not swept.
     assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
     assert found.problems == []
-    # An earlier run in the folder of a cell is a run of its own.
+
+
+def test_an_earlier_run_in_the_folder_of_a_cell_is_a_run_of_its_own(tmp_path: Path):
     sweep = tmp_path / "again"
     earlier = write(sweep / "cell0" / "version_0", STEPS)
     write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write(sweep / "cell0" / "version_1", STEPS))])
@@ -110,7 +113,7 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan_and_earlier_runs_are_thei
     assert (entry.folder, entry.cell) == (earlier, None)
 
 
-def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
+def test_an_unfinished_cell_shows_what_it_has(tmp_path: Path):
     sweep = tmp_path / "sweep"
     write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
     for version in (2, 10):
@@ -123,7 +126,7 @@ def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it
     assert (waiting.status, waiting.record) == ("not run", None)
 
 
-def test_of_a_sweep_whose_plan_or_outcome_is_damaged_the_runs_are_kept(tmp_path: Path):
+def test_runs_of_a_damaged_sweep_are_kept(tmp_path: Path):
     run = write(tmp_path / "cell0" / "version_0", STEPS)
     write_sweep(tmp_path, [({}, 0, "ok", run)])
     (tmp_path / "sweep.json").write_text("{")

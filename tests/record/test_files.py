@@ -10,7 +10,7 @@ import pytest
 from lm_profiler.record.files import claim_run_dir, relative_to_cwd, write_whole
 
 
-def test_the_file_holds_what_was_written_and_what_cannot_be_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     write_whole(path, "x,y\nµ,2\n")
     assert path.read_bytes() == "x,y\nµ,2\n".encode()
@@ -27,7 +27,7 @@ def test_the_file_holds_what_was_written_and_what_cannot_be_leaves_nothing(tmp_p
 
 
 @pytest.mark.parametrize("fails_at", ["write_bytes", "replace"], ids=["write", "rename"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str):
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str):
     path = tmp_path / "run.json"
     path.write_text("old")
 
@@ -42,7 +42,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_runs_are_numbered_onwards_and_threads_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
+def test_runs_get_the_next_free_number(tmp_path: Path) -> None:
     parent = tmp_path / "logs" / "name"
     assert [claim_run_dir(parent).name for _ in range(3)] == ["version_0", "version_1", "version_2"]
     (parent / "version_10").mkdir()
@@ -57,7 +57,7 @@ def test_runs_are_numbered_onwards_and_threads_that_claim_at_once_get_a_folder_e
     assert all(folder.is_dir() for folder in claimed)
 
 
-def test_links_and_pipes_stay_and_what_they_lead_to_is_written(tmp_path: Path) -> None:
+def test_writing_follows_links_and_pipes(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link, dangling = tmp_path / "there" / "a.csv", tmp_path / "a.csv", tmp_path / "b.csv"
     target.write_text("old")

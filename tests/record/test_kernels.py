@@ -13,7 +13,7 @@ ROWS = [made_kernel("ampere_sgemm_128x64_tn", 4, 0.3, operator="aten::mm")]
 TABLE = made_kernels(ROWS, {"forward": made_phase(0.3, 0.2, matmul=(4, 0.3))}, 0.5, communication_share=0.25)
 
 
-def test_what_is_written_is_read_back_for_each_rank(tmp_path: Path) -> None:
+def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = kernels_file(tmp_path / "rank3.pt.trace.json.gz")
     assert path == tmp_path / "rank3.kernels.json"
     TABLE.write(path)
@@ -26,11 +26,11 @@ def test_what_is_written_is_read_back_for_each_rank(tmp_path: Path) -> None:
     assert kernel_files(tmp_path / "never ran") == []
 
 
-def test_what_is_no_table_is_named(tmp_path: Path) -> None:
+def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rank0.kernels.json"
-    said = {"gone": refusal(RecordError, lambda: read_kernels(path))}
+    messages = {"gone": refusal(RecordError, lambda: read_kernels(path))}
     contents = {"no text": b"\xff", "no JSON": b"{", "of a later version": b'{"schema_version": 2}'}
     for case, content in contents.items():
         path.write_bytes(content)
-        said[case] = refusal(RecordError, lambda: read_kernels(path))
-    assert_stored("record/problems: no table of kernels", said, run=tmp_path)
+        messages[case] = refusal(RecordError, lambda: read_kernels(path))
+    assert_stored("record/problems: no table of kernels", messages, run=tmp_path)

@@ -9,7 +9,7 @@ from lm_profiler.record.files import RecordError
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines, timeline_file, write_timeline
 
 
-def test_the_curve_adds_up_with_its_phases_and_moments() -> None:
+def test_the_curve_adds_up() -> None:
     timeline = made_timeline()
     assert timeline.totals == [100, 300, 600, 500, 700, 300, 100]
     assert (timeline.peak, timeline.peak_at) == (700, 4)
@@ -29,7 +29,7 @@ def test_the_curve_adds_up_with_its_phases_and_moments() -> None:
     assert (set_up.parameters, set_up.activations_and_rest) == (100, 7)
 
 
-def test_a_file_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_timeline_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_timelines(tmp_path) == []
     timelines = [made_timeline(), made_timeline(source="measured")]
     for timeline in reversed(timelines):
@@ -41,6 +41,6 @@ def test_a_file_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("broken", [{"events": [(9, 1)]}, {"start": [1]}, {"phases": [("forward", 99)]}])
-def test_what_refers_to_nothing_is_refused(broken: dict[str, object]) -> None:
+def test_dangling_references_are_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         MemoryTimeline.model_validate(made_timeline().model_dump() | broken)

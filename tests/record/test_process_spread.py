@@ -18,38 +18,38 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lm_profiler"
 
 
-def test_it_is_the_deviation_of_logarithms_and_what_cannot_be_kept_does_no_harm(cache: Path) -> None:
+def test_the_spread_is_the_deviation_of_logarithms(cache: Path) -> None:
     means = [0.1, 0.103, 0.099, 0.104, 0.1]
     found = spread_of(means)
     assert (found.std, found.freedom) == (pytest.approx(np.std(np.log(means), ddof=1)), 4)
     assert spread_of(means[:1]) is None
     assert spread_of([0.1, 0.0]) is None
     cache.touch()  # a file, where a folder is to be
-    assert save_spread(ENVIRONMENT, ProcessSpread(0.02, 4)).std == pytest.approx(0.02)
+    assert save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4)).std == pytest.approx(0.02)
     assert known_spread(ENVIRONMENT) == ASSUMED_SPREAD
     cache.unlink()
-    save_spread(ENVIRONMENT, ProcessSpread(0.0001, 4))
+    save_spread(ENVIRONMENT, ProcessSpread(std=0.0001, freedom=4))
     assert known_spread(ENVIRONMENT).std == 0.005
 
 
-def test_a_machine_is_known_after_its_own_selftests_of_which_earlier_ones_fade() -> None:
+def test_earlier_selftests_of_a_machine_count_less() -> None:
     assert known_spread(ENVIRONMENT) == known_spread(None) == ASSUMED_SPREAD
-    assert save_spread(ENVIRONMENT, ProcessSpread(0.02, 4)) == ProcessSpread(pytest.approx(0.02), 4)
-    assert known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), 4)
+    assert save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4)) == ProcessSpread(pytest.approx(0.02), freedom=4)
+    assert known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), freedom=4)
     assert known_spread(OTHER) == ASSUMED_SPREAD
-    save_spread(OTHER, ProcessSpread(0.04, 4))
-    both = save_spread(OTHER, ProcessSpread(0.02, 4))
+    save_spread(OTHER, ProcessSpread(std=0.04, freedom=4))
+    both = save_spread(OTHER, ProcessSpread(std=0.02, freedom=4))
     assert (both.std**2, both.freedom) == (pytest.approx((0.04**2 + 0.02**2) / 2), 8)
     for _ in range(30):
-        both = save_spread(ENVIRONMENT, ProcessSpread(0.01, 4))
-    assert both == ProcessSpread(pytest.approx(0.01, rel=0.05), 20)
+        both = save_spread(ENVIRONMENT, ProcessSpread(std=0.01, freedom=4))
+    assert both == ProcessSpread(pytest.approx(0.01, rel=0.05), freedom=20)
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"std": -1, "freedom": 4}', '{"std": "x", "freedom": 4}', '{"std": NaN, "freedom": 0}']
 )
 def test_a_damaged_file_is_as_none(text: str, cache: Path) -> None:
-    save_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
+    save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4))
     (file,) = cache.iterdir()
     assert json.loads(file.read_text()) == {"std": 0.02, "freedom": 4}
     file.write_text(text)

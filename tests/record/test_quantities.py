@@ -10,7 +10,7 @@ ALL = [*q.TIMES.values(), *q.HOST_TIMES.values(), *q.MEMORY.values(), q.TOKENS, 
 PHASES = ["data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"]
 
 
-def test_phases_columns_and_tags_are_those_that_are_published_and_unique() -> None:
+def test_columns_and_tags_are_the_published_ones() -> None:
     assert list(q.PHASES) == PHASES
     assert list(q.PARTS) == [*PHASES, "other"]
     for values in ([x.name for x in ALL], [x.tag for x in ALL if x.tag], list(q.STEP_COLUMNS)):
@@ -56,6 +56,6 @@ SECONDS = {
 }  # fmt: skip
 
 
-def test_bytes_and_durations_come_in_the_unit_that_fits_them() -> None:
+def test_values_have_the_unit_that_fits_them() -> None:
     assert {count: q.bytes_text(count) for count in BYTES} == BYTES
     assert {seconds: q.duration_text(seconds) for seconds in SECONDS} == SECONDS

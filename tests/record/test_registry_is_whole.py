@@ -68,21 +68,13 @@ def numbers(form: type[BaseModel] = RunRecord) -> list[str]:
     return sorted({path for path, kind in leaves(form, "") if kind in (int, float, Any)})
 
 
-def registered(form: type[Part] = RunRecord) -> set[str]:
-    """Paths as ``leaves`` writes them."""
-    paths = {f"{at}[].{of.path}" if at else of.path for at, row in FIGURES[form].items() for of in row}
-    return {path.removesuffix(".") for path in paths} - {""}
-
-
-def matches(pattern: str, path: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), path) is not None
-
-
-def test_the_walk_sees_every_part_and_of_a_run_that_died_nothing_is_made_up() -> None:
+def test_the_walk_reaches_every_part() -> None:
     seen = numbers()
     assert {"first_step_s", "time.*.median", "telemetry.energy_j", "odd_steps[].ratio", "rank_step_s[]"} <= set(seen)
     assert {path.partition(".")[0].removesuffix("[]") for path in seen} >= {"memory", "contention", "syncs", "numerics"}
-    # Of a run that died before its first step nothing is made up.
+
+
+def test_a_run_that_died_before_its_first_step_has_no_figures() -> None:
     of_any_run = {"schema_version", "name", "status", "failure", "verb", "started", "duration_s", "command", "config"}
     died = RunRecord.model_validate({name: WHOLE[name] for name in of_any_run} | {"failure": None, "config": None})
     assert [of.name for of in QUANTITIES.values() if of.get(died) is not None] == ["duration_s"]
@@ -96,11 +88,14 @@ def test_every_number_of_a_file_is_in_the_registry(form: type[Part]) -> None:
         for path in numbers(form)
         if not path.startswith(tuple(NO_FIGURES)) and path.rpartition(".")[2] not in OF_ALL_PARTS
     ]
-    known = registered(form)
-    assert [path for path in figures if not any(matches(path, each) for each in known)] == []
+    registered = {f"{at}[].{row.path}" if at else row.path for at, rows in FIGURES[form].items() for row in rows}
+    registered = {path.removesuffix(".") for path in registered}  # as ``leaves`` writes them
+    for path in figures:
+        pattern = re.compile(re.escape(path).replace(r"\*", r"[^.]+"))
+        assert any(pattern.fullmatch(known) for known in registered), path
 
 
-def at(tree: Any, path: str) -> Any:
+def value_at(tree: Any, path: str) -> Any:
     for key in path.split("."):
         tree = tree[key]
     return tree
@@ -115,12 +110,12 @@ def rows_at(record: Any, path: str, get: Callable[[Any, str], Any]) -> list[Any]
 
 
 @pytest.mark.parametrize("form", FIGURES)
-def test_every_figure_is_read_where_its_path_says(form: type[Part]) -> None:
+def test_every_figure_is_read_from_its_path(form: type[Part]) -> None:
     whole = form.model_validate(WHOLES[form])
     for of in FIGURES[form][""]:
         value = of.get(whole)
         assert value is not None, of.name
-        assert not of.path or value == at(WHOLES[form], of.path), of.name
+        assert not of.path or value == value_at(WHOLES[form], of.path), of.name
         assert "unknown" not in (of.show(value), of.fit(value)), of.name
 
 
@@ -128,12 +123,12 @@ def test_every_figure_is_read_where_its_path_says(form: type[Part]) -> None:
 def test_rows_are_read_where_their_paths_say(form: type[Part], place: str, row: tuple[Quantity, ...]) -> None:
     whole = WHOLES[form]
     read_rows = rows_at(form.model_validate(whole), place, lambda one, keys: operator.attrgetter(keys)(one))
-    for given, read in zip(rows_at(whole, place, at), read_rows, strict=True):
+    for given, read in zip(rows_at(whole, place, value_at), read_rows, strict=True):
         for of in row:
-            assert of.get(read) == (at(given, of.path) if of.path else given)
+            assert of.get(read) == (value_at(given, of.path) if of.path else given)
 
 
-def test_every_column_of_steps_csv_is_in_the_registry_and_each_figure_stands_once() -> None:
+def test_every_column_of_steps_csv_is_in_the_registry() -> None:
     of_a_row = {"step", "stage", "rank"}  # which row it is
     assert set(STEP_COLUMNS) - of_a_row <= {*QUANTITIES, TOKENS.name}
     every = [of.name for group in GROUPS.values() for of in group]

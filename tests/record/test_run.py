@@ -32,32 +32,32 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path, record: RunRecord) -> Non
     assert read_run(tmp_path) == record
 
 
-def set_to(**changes: Any) -> Callable[[str], str]:
+def with_value(**changes: Any) -> Callable[[str], str]:
     return lambda text: json.dumps({**json.loads(text), **changes})
 
 
-def without(key: str) -> Callable[[str], str]:
+def without_key(key: str) -> Callable[[str], str]:
     return lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != key})
 
 
 @pytest.mark.parametrize(
     "damage, where",
     [
-        (set_to(schema_version=0), "schema_version"),
-        (set_to(status=1), "status"),
-        (set_to(verb=None), "verb"),
-        (set_to(duration_s="long"), "duration_s"),
-        (set_to(steps={"measure": 1.5}), "steps.measure"),
-        (set_to(failure={"phase": "forward"}), "failure.step"),
-        (set_to(time={"step": {"n": 3}}), "time"),
-        (without("status"), "status"),
+        (with_value(schema_version=0), "schema_version"),
+        (with_value(status=1), "status"),
+        (with_value(verb=None), "verb"),
+        (with_value(duration_s="long"), "duration_s"),
+        (with_value(steps={"measure": 1.5}), "steps.measure"),
+        (with_value(failure={"phase": "forward"}), "failure.step"),
+        (with_value(time={"step": {"n": 3}}), "time"),
+        (without_key("status"), "status"),
         (lambda text: text[: len(text) // 2], "file"),
         (lambda text: "", "file"),
         (lambda text: text.replace("0.1", "NaN"), "file"),
         (lambda text: "[1, 2]", "file"),
     ],
 )
-def test_what_is_no_record_of_this_version_is_refused_by_name(tmp_path: Path, damage: Callable[[str], str], where: str):
+def test_records_of_other_versions_are_refused(tmp_path: Path, damage: Callable[[str], str], where: str):
     FULL.write(tmp_path / "run.json")
     path = tmp_path / "run.json"
     path.write_text(damage(path.read_text()))
@@ -70,12 +70,12 @@ def test_what_is_no_record_of_this_version_is_refused_by_name(tmp_path: Path, da
     assert isinstance(raised.value, ValueError)
 
 
-def test_no_record_and_no_text_are_refused_by_name_and_none_is_changed(tmp_path: Path) -> None:
+def test_damaged_records_are_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    said = {"no record": refusal(RecordError, lambda: read_run(tmp_path))}
+    messages = {"no record": refusal(RecordError, lambda: read_run(tmp_path))}
     path.write_bytes(b"\xff\xfe\x00")
-    said["no text"] = refusal(RecordError, lambda: read_run(tmp_path))
-    assert_stored("record/problems: no text", said, run=tmp_path)
+    messages["no text"] = refusal(RecordError, lambda: read_run(tmp_path))
+    assert_stored("record/problems: no text", messages, run=tmp_path)
     with pytest.raises(ValidationError):
         MINIMAL.status = "ok"  # type: ignore[misc]
 

@@ -51,7 +51,7 @@ def test_a_value_is_a_secret_by_its_form(value: str) -> None:
     assert has_secret([value])
 
 
-def test_what_only_sounds_like_a_secret_stays() -> None:
+def test_options_that_only_sound_secret_stay() -> None:
     line = [
         "fit",
         "--model.tokenizer=gpt2",

@@ -34,13 +34,13 @@ def row(step: int, rank: int, **options: Any) -> StepRow:
     return StepRow(step, **{**values, **options}, rank=rank)
 
 
-def many(ranks: int = FEW_RANKS + 1) -> list[StepRow]:
+def many_rows(ranks: int = FEW_RANKS + 1) -> list[StepRow]:
     """Just as many as are too many for text."""
     steps = FEW_ROWS // ranks + 1
     return [row(step, rank) for step in range(1, steps + 1) for rank in range(ranks)]
 
 
-def test_what_every_rank_wrote_so_far_is_read_and_short_or_few_are_text(tmp_path: Path) -> None:
+def test_steps_written_so_far_are_read(tmp_path: Path) -> None:
     for rank in (0, 1, 12):
         begin_rows(tmp_path / "run", rank)
         append_steps(rank_file(tmp_path / "run", rank), [row(1, rank), row(2, rank)])
@@ -48,8 +48,10 @@ def test_what_every_rank_wrote_so_far_is_read_and_short_or_few_are_text(tmp_path
         file.write("3,measure,0.0")  # killed amid a row
     rows = list(read_rows(tmp_path / "run", growing=True))
     assert rows == [row(step, rank) for step in (1, 2) for rank in (0, 1, 12)]
-    # A long run of few ranks and a short one of many are text.
-    for name, rows in (("few", many(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
+
+
+def test_few_ranks_or_few_steps_are_text(tmp_path: Path) -> None:
+    for name, rows in (("few", many_rows(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
         (tmp_path / name).mkdir()
         write_rows(tmp_path / name, rows, all_ended=True)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.csv"]
@@ -69,10 +71,10 @@ def test_one_file_of_all_ranks_takes_the_place_of_theirs_once_all_have_ended(tmp
     assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]
 
 
-def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tmp_path: Path) -> None:
+def test_many_rows_are_readable_parquet(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    rows = many()
+    rows = many_rows()
     rows[0] = row(1, 0, stage="warmup", seconds=None, tokens=None, memory=(1 << 40, None, 5))
     begin_rows(tmp_path, 0)
     begin_rows(tmp_path, 3)
@@ -94,8 +96,8 @@ def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tm
         assert (read.seconds is None) is (written.seconds is None)
 
 
-def test_without_pyarrow_many_rows_are_text_and_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = many()
+def test_without_pyarrow_many_rows_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = many_rows()
     (tmp_path / "columns").mkdir()
     write_rows(tmp_path / "columns", rows, all_ended=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -103,18 +105,18 @@ def test_without_pyarrow_many_rows_are_text_and_a_line_says_so(tmp_path: Path, m
     assert f"{len(rows):,} rows" in note
     assert "lm_profiler[parquet]" in note
     assert len(read_rows(tmp_path)) == len(rows)
-    said = refusal(RecordError, lambda: read_rows(tmp_path / "columns"))
-    assert_stored("record/problems: no pyarrow", {"columns": said}, run=tmp_path)
+    message = refusal(RecordError, lambda: read_rows(tmp_path / "columns"))
+    assert_stored("record/problems: no pyarrow", {"columns": message}, run=tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"step,stage\n"])
-def test_what_is_no_parquet_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_damaged_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "steps.parquet").write_bytes(content)
     with pytest.raises(RecordError, match=f"^{tmp_path / 'steps.parquet'}: is damaged"):
         read_rows(tmp_path)
 
 
-def test_columns_are_rows_and_rows_are_columns() -> None:
+def test_rows_and_columns_convert_into_each_other() -> None:
     rows = [row(1, 0, stage="warmup"), row(2, 3, seconds=None, tokens=None), row(3, 1, memory=(1, None, 2**50))]
     table = StepTable.from_rows(rows)
     assert list(table) == rows
@@ -129,7 +131,7 @@ def test_columns_are_rows_and_rows_are_columns() -> None:
     assert np.isnan(table.tokens[1])
 
 
-def test_of_a_run_that_was_cut_short_the_steps_count_that_all_ranks_finished(tmp_path: Path) -> None:
+def test_a_run_cut_short_has_the_steps_that_all_ranks_finished(tmp_path: Path) -> None:
     last_steps = {0: 9, 1: 7, 2: 8}
     finished = [row(step, rank) for rank, last_step in last_steps.items() for step in range(1, last_step + 1)]
     rows = StepTable.from_rows(finished)

@@ -13,19 +13,19 @@ SECONDS = tuple(0.001 * n for n in range(1, 9))
 HOST = tuple(0.0001 * n for n in range(1, 9))
 
 
-def row(step: int, **options: object) -> StepRow:
+def step_row(step: int, **options: object) -> StepRow:
     values = {"seconds": (*SECONDS, sum(SECONDS)), "host_seconds": (*HOST, sum(HOST))}
     return StepRow(step, **{"stage": "measure", **values, **options})
 
 
 ROWS = [
-    row(1, stage="warmup", tokens=4096, memory=(1 << 40, 2 << 40, 123), rank=0),
-    row(2, seconds=None, memory=(None, None, 5), rank=3),
-    row(3, tokens=0, memory=UNKNOWN),
+    step_row(1, stage="warmup", tokens=4096, memory=(1 << 40, 2 << 40, 123), rank=0),
+    step_row(2, seconds=None, memory=(None, None, 5), rank=3),
+    step_row(3, tokens=0, memory=UNKNOWN),
 ]
 
 
-def test_rows_come_back_to_the_nanosecond_and_are_written_the_same_again(tmp_path: Path) -> None:
+def test_rows_are_read_to_the_nanosecond(tmp_path: Path) -> None:
     write_steps(tmp_path / "steps.csv", ROWS)
     back = read_steps(tmp_path / "steps.csv")
     for written, read in zip(ROWS, back, strict=True):
@@ -60,23 +60,23 @@ DAMAGES = {
 }
 
 
-def test_what_is_no_steps_csv_is_refused_by_name(tmp_path: Path) -> None:
-    path, said = tmp_path / "steps.csv", {}
+def test_damaged_steps_files_are_refused(tmp_path: Path) -> None:
+    path, messages = tmp_path / "steps.csv", {}
     for case, damage in DAMAGES.items():
         write_steps(path, ROWS)
         path.write_text(damage(path.read_text()))
-        said[case] = refusal(ValueError, lambda: read_steps(path))
-    assert_stored("record/problems: no steps.csv", said, run=tmp_path)
+        messages[case] = refusal(ValueError, lambda: read_steps(path))
+    assert_stored("record/problems: no steps.csv", messages, run=tmp_path)
 
 
-def test_a_row_says_the_time_of_a_part_on_a_clock_and_peaks_are_the_largest_of_what_is_known() -> None:
-    assert row(1).time("forward") == SECONDS[TIMED.index("forward")] == 0.003
-    assert row(1).time("backward", "host") == pytest.approx(0.0005)
-    assert row(1).time("forward_backward") == pytest.approx(0.003 + 0.005)
-    assert row(1).time("step") == pytest.approx(0.036)
-    said = refusal(ValueError, lambda: row(2, seconds=None).time("forward"))
-    assert_stored("record/problems: an unknown time", {"step 2": said})
-    assert row(2, seconds=None).time("step", "host") == pytest.approx(0.0036)
+def test_a_row_has_the_time_of_a_part_on_each_clock() -> None:
+    assert step_row(1).time("forward") == SECONDS[TIMED.index("forward")] == 0.003
+    assert step_row(1).time("backward", "host") == pytest.approx(0.0005)
+    assert step_row(1).time("forward_backward") == pytest.approx(0.003 + 0.005)
+    assert step_row(1).time("step") == pytest.approx(0.036)
+    message = refusal(ValueError, lambda: step_row(2, seconds=None).time("forward"))
+    assert_stored("record/problems: an unknown time", {"step 2": message})
+    assert step_row(2, seconds=None).time("step", "host") == pytest.approx(0.0036)
     assert largest_peaks([(1, None, 5), (3, None, None), (2, None, 4)]) == (3, None, 5)
     assert largest_peaks([]) == UNKNOWN == (None, None, None)
     assert largest_peaks([(0, 0, 0)]) == (0, 0, 0)

@@ -20,21 +20,21 @@ from lm_profiler.record.text import YamlTextError, compose, printable, ranks_tex
         ("\udcff", "\\udcff"),
     ],
 )
-def test_controls_are_spelled_out_and_letters_stay(given: str, shown: str) -> None:
+def test_control_characters_are_spelled_out(given: str, shown: str) -> None:
     assert printable(given) == shown
 
 
 @pytest.mark.parametrize(
-    "ranks, said",
+    "ranks, words",
     [([3], "rank 3"), ([1, 0], "ranks 0–1"), ([7, 2, 4, 3, 5, 0], "ranks 0, 2–5, 7"), (range(16384), "ranks 0–16383")],
 )
-def test_many_ranks_are_named_in_a_few_words(ranks: list[int], said: str) -> None:
-    assert ranks_text(ranks) == said
+def test_many_ranks_are_named_in_a_few_words(ranks: list[int], words: str) -> None:
+    assert ranks_text(ranks) == words
 
 
 def test_yaml_keeps_its_values_as_they_were_written() -> None:
     node = compose("a: 1\nb: {c: 010, d: on, e: 1e-3, f: '1'}\n")
     assert isinstance(node, yaml.MappingNode)
     assert text_without_keys(node, {"a"}) == "b: {c: 010, d: on, e: 1e-3, f: '1'}\n"
-    said = refusal(YamlTextError, lambda: compose("[1"))
-    assert_stored("record/problems: no YAML", {"before its parser's words": said.partition(": ")[0]})
+    message = refusal(YamlTextError, lambda: compose("[1"))
+    assert_stored("record/problems: no YAML", {"before its parser's words": message.partition(": ")[0]})

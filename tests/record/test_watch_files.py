@@ -40,7 +40,7 @@ def test_quantiles_are_right_to_two_percent_however_windows_are_merged() -> None
     assert (empty.mean, empty.quantile(0.5), empty.count) == (None, None, 0)
 
 
-def test_the_last_steps_are_kept_in_bounded_files_and_an_event_is_told_once(tmp_path: Path) -> None:
+def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
     rows = np.zeros(100, STEP_ROW)
     for first in range(0, 5000, 100):
         rows["step"] = np.arange(first, first + 100)
@@ -49,22 +49,25 @@ def test_the_last_steps_are_kept_in_bounded_files_and_an_event_is_told_once(tmp_
     assert kept.tolist() == list(range(kept[0], 5000))
     assert 500 <= len(kept) <= 1100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * STEP_ROW.itemsize
-    # An event is told once with its trace.
+
+
+def test_an_event_is_listed_once_with_its_trace(tmp_path: Path) -> None:
     event = WatchEvent(at_s=5.0, step=40, kind="level", now=0.2, against=0.1)
     other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
     append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
     assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
-    # Rows of other phases are refused.
-    told = {"rank": 0, "began_s": 0.0, "written_s": 0.0, "steps": 10, "phase": "", "ledger": {}, "wall_s": 0.0}
-    WatchStatus(**told, world_size=1, seconds=dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)).write(
-        tmp_path / STATUS
-    )
+
+
+def test_rows_of_other_phases_are_refused(tmp_path: Path) -> None:
+    status = {"rank": 0, "began_s": 0.0, "written_s": 0.0, "steps": 10, "phase": "", "ledger": {}, "wall_s": 0.0}
+    seconds = dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)
+    WatchStatus(**status, world_size=1, seconds=seconds).write(tmp_path / STATUS)
     append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, STEP_ROW), 1000)
-    said = refusal(RecordError, lambda: read_last_steps(tmp_path))
-    assert_stored("record/problems: rows of other phases", {"one more": said}, run=tmp_path)
+    message = refusal(RecordError, lambda: read_last_steps(tmp_path))
+    assert_stored("record/problems: rows of other phases", {"one more": message}, run=tmp_path)
 
 
-def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
+def test_a_line_written_in_part_is_removed(tmp_path: Path) -> None:
     event, path, steps = WatchEvent(step=3, kind="stall", now=61.0), tmp_path / EVENTS, tmp_path / LAST_STEPS
     rows = np.zeros(10, STEP_ROW)
     append_lines(path, [event])

@@ -43,7 +43,7 @@ class Watch(Callback):
 
 
 @pytest.mark.parametrize("attention, compiled", [("math", False), ("sdpa", True)])
-def test_a_step_differentiates_the_output_and_lets_its_gradients_go(
+def test_a_step_differentiates_the_output(
     make_trainer: Callable[..., Trainer], attention: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = torch.nn.Module.compile
@@ -98,25 +98,25 @@ def test_the_cache_is_flushed_between_passes(make_trainer: Callable[..., Trainer
     assert not hasattr(AttentionAlone(d_model=D), "filler")
 
 
-def test_what_cannot_run_is_refused_as_stored(make_trainer: Callable[..., Trainer]) -> None:
+def test_options_that_cannot_run_are_refused(make_trainer: Callable[..., Trainer]) -> None:
     makes: dict[str, Callable[[], object]] = {
         "d_model": lambda: AttentionAlone(d_model=0),
         "attention": lambda: AttentionAlone(attention="flash"),
         "batch_size": lambda: EmptyBatches(batch_size=0),
         "context_length": lambda: EmptyBatches(context_length=0),
     }
-    said = {name: refusal(UsageError, make) for name, make in makes.items()}
-    assert_stored("training/refused: attention alone", said)
+    messages = {name: refusal(UsageError, make) for name, make in makes.items()}
+    assert_stored("training/refused: attention alone", messages)
     tokens = FakeTokens(batch_size=B, context_length=T, vocab_size=10)
-    told = refusal(UsageError, lambda: make_trainer(1).fit(AttentionAlone(), datamodule=tokens))
-    assert_stored("training/refused: data of attention alone", {"fake tokens": told})
+    message = refusal(UsageError, lambda: make_trainer(1).fit(AttentionAlone(), datamodule=tokens))
+    assert_stored("training/refused: data of attention alone", {"fake tokens": message})
     trainer = make_trainer(1, precision="16-mixed")  # whose gradient scaler needs an optimizer
-    told = refusal(UsageError, lambda: trainer.fit(AttentionAlone(), datamodule=data()))
-    assert_stored("training/refused: scaler of attention alone", {"16-mixed": told})
+    message = refusal(UsageError, lambda: trainer.fit(AttentionAlone(), datamodule=data()))
+    assert_stored("training/refused: scaler of attention alone", {"16-mixed": message})
 
 
 @pytest.mark.parametrize("precision,dtype", [("32-true", torch.float32), ("bf16-true", torch.bfloat16)])
-def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_then_runs(
+def test_another_function_is_checked_in_its_dtype(
     make_trainer: Callable[..., Trainer], precision: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[torch.dtype] = set()
@@ -137,12 +137,12 @@ def test_somebody_elses_function_is_checked_in_the_dtype_that_it_will_see_and_th
     assert {parameter.dtype for parameter in as_given.parameters()} == {dtype}
     assert module.attend.func is attend
     somebodys.attend = lambda q, k, v, is_causal: q
-    told = refusal(UsageError, lambda: trainer_cli.check_attention_of(module, given, "fit"))
-    assert told.startswith("model.attention: expected values ")
-    assert f"somebodys:attend in {str(dtype).removeprefix('torch.')}" in told
+    message = refusal(UsageError, lambda: trainer_cli.check_attention_of(module, given, "fit"))
+    assert message.startswith("model.attention: expected values ")
+    assert f"somebodys:attend in {str(dtype).removeprefix('torch.')}" in message
 
 
-def test_options_of_a_function_reach_it_and_ours_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_a_function_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def tiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, tile: int = 1) -> torch.Tensor:
@@ -157,5 +157,5 @@ def test_options_of_a_function_reach_it_and_ours_have_none(monkeypatch: pytest.M
     given = SimpleNamespace(precision="32-true", strategy=SimpleNamespace(root_device=torch.device("cpu")))
     trainer_cli.check_attention_of(module, given, "fit")  # type: ignore[arg-type]
     assert set(calls) == {64}
-    told = refusal(UsageError, lambda: AttentionAlone(D, "sdpa", attention_options={"tile": 64}))
-    assert told == "attention_options: expected none with sdpa, given {'tile': 64}"
+    message = refusal(UsageError, lambda: AttentionAlone(D, "sdpa", attention_options={"tile": 64}))
+    assert message == "attention_options: expected none with sdpa, given {'tile': 64}"

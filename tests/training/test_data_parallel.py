@@ -34,19 +34,16 @@ def joined() -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_parameters_are_those_of_one_process_on_the_joined_batch(
-    way: str, divided: dict[str, Any], joined: dict[str, dict[str, Tensor]]
-) -> None:
+def test_parameters_are_those_of_one_process(way: str, divided: dict[str, Any], joined: dict[str, dict[str, Tensor]]):
     precision = WAYS[way][1]
     tolerance = 1e-10 if precision == "64-true" else 2e-4  # AdamW divides small gradients by their own size
     assert divided[way].keys() == joined[precision].keys()
     for name, expected in joined[precision].items():
-        torch.testing.assert_close(
-            torch.tensor(divided[way][name], dtype=expected.dtype), expected, rtol=0, atol=tolerance
-        )
+        result = torch.tensor(divided[way][name], dtype=expected.dtype)
+        torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
 
 
-def test_on_two_ranks_every_step_logs_what_both_have_seen(divided: dict[str, Any]) -> None:
+def test_two_ranks_log_the_mean_of_both(divided: dict[str, Any]) -> None:
     (logged, mine), (also, theirs) = (divided[f"metrics of {rank}"] for rank in (0, 1))
     assert logged == also
     assert mine != theirs
@@ -74,6 +71,6 @@ def test_a_wrapper_gets_its_options_with_a_dtype_for_its_name(dtype_name: str) -
         (["--model.shard_optimizer_states=true", "--trainer.devices=1"], "model.shard_optimizer_states"),
     ],
 )
-def test_what_cannot_train_is_refused_beforehand(options: list[str], subject: str, capfd: pytest.CaptureFixture[str]):
+def test_wrong_wrappers_are_refused(options: list[str], subject: str, capfd: pytest.CaptureFixture[str]):
     assert main(["fit", "--config=demo", "--trainer.accelerator=cpu", "--trainer.devices=2", *options]) == 2
     assert capfd.readouterr().err.startswith(f"lm_profiler: {subject}: ")

@@ -29,7 +29,7 @@ def batches(count: int = 4, **options: Any) -> list[tuple[torch.Tensor, torch.Te
     return list(islice(FakeTokens(**options).train_dataloader(), count))
 
 
-def test_a_batch_is_inputs_and_the_tokens_after_them() -> None:
+def test_targets_are_the_tokens_after_the_inputs() -> None:
     inputs, targets = batches(batch_size=3)[0]
     assert inputs.shape == targets.shape == (3, 32)
     assert inputs.dtype == targets.dtype == torch.int64
@@ -39,7 +39,7 @@ def test_a_batch_is_inputs_and_the_tokens_after_them() -> None:
     assert len(FakeTokens(batch_size=4, vocab_size=10).train_dataloader()) == ENDLESS // 4
 
 
-def test_the_same_seed_gives_the_same_tokens_whatever_the_workers_batch_and_context() -> None:
+def test_the_same_seed_gives_the_same_tokens() -> None:
     alone = batches(num_workers=0)
     for workers in (1, 2):
         for expected, given in zip(alone, batches(num_workers=workers), strict=True):
@@ -49,13 +49,13 @@ def test_the_same_seed_gives_the_same_tokens_whatever_the_workers_batch_and_cont
     torch.testing.assert_close(narrow, wide[:, :20])
 
 
-def test_other_indices_and_other_seeds_give_other_tokens() -> None:
+def test_other_seeds_give_other_tokens() -> None:
     rows = [tuple(row.tolist()) for seed in range(20) for inputs, _ in batches(16, seed=seed) for row in inputs]
     assert len(set(rows)) == len(rows) == 20 * 16 * 4
 
 
 @pytest.mark.parametrize("distribution, vocab_size", [("uniform", 10), ("zipf", 50)])
-def test_ids_follow_their_law_and_stay_within_range(distribution: Any, vocab_size: int, stats: Any) -> None:
+def test_ids_follow_their_distribution(distribution: Any, vocab_size: int, stats: Any) -> None:
     ids = TokenSequences(vocab_size, 10_000, distribution, seed=3).__getitems__(range(10))[0].numpy()
     counts = np.bincount(ids.ravel(), minlength=vocab_size)
     assert len(counts) == vocab_size

@@ -63,7 +63,7 @@ def test_it_trains_in_every_precision(precision: str, make_trainer: Make, tiny: 
     }
 
 
-def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Make, tiny: dict[str, Any]) -> None:
+def test_evaluation_returns_loss_or_logits(make_trainer: Make, tiny: dict[str, Any]) -> None:
     seen: dict[str, list[Tensor]] = {"validate": [], "test": []}
 
     class Keeping(LanguageModel):
@@ -84,7 +84,7 @@ def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Ma
     torch.testing.assert_close(seen["validate"][0], expected.detach())
 
 
-def test_without_an_optimizer_no_weight_moves_and_gradients_accumulate(make_trainer: Make, tiny: dict[str, Any]):
+def test_without_an_optimizer_no_weight_moves(make_trainer: Make, tiny: dict[str, Any]):
     """Also with clipping. Weights that validation has made stay those of the fit."""
     module = Watched(**tiny, optimizer="none")
     make_trainer(1).validate(module, datamodule=data(), verbose=False)
@@ -142,20 +142,20 @@ def test_a_compiled_model_has_equal_losses(make_trainer: Make, tiny: dict[str, A
         module = Watched(**tiny, compile=compiled, compile_mode="max-autotune", activation_checkpointing=True)
         make_trainer(3).fit(module, datamodule=data())
         losses.append(module.losses)
-    assert modes == ["max-autotune"] * 3  # both say it, and it is checked there; one is compiled
+    assert modes == ["max-autotune"] * 3  # once for each part that is compiled
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 WRONG: dict[str, Any] = {"size": "huge", "num_heads": 7, "optimizer": "lion", "lr": -1.0, "weight_decay": float("nan")}
 
 
-def test_a_wrong_option_is_refused_as_stored(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    said = {name: refusal(UsageError, partial(LanguageModel, **{name: value})) for name, value in WRONG.items()}
-    assert_stored("training/refused: options", said)
+def test_wrong_options_are_refused(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    messages = {name: refusal(UsageError, partial(LanguageModel, **{name: value})) for name, value in WRONG.items()}
+    assert_stored("training/refused: options", messages)
     module, trainer = LanguageModel(**tiny, optimizer="none"), make_trainer(precision="16-mixed")
-    told = refusal(UsageError, lambda: trainer.fit(module, datamodule=data()))
-    assert_stored("training/refused: scaler", {"16-mixed": told})
-    told = refusal(UsageError, lambda: LanguageModel(compile_mode="fast"))
-    modes = told[told.index("default") : told.index(", given")]
+    message = refusal(UsageError, lambda: trainer.fit(module, datamodule=data()))
+    assert_stored("training/refused: scaler", {"16-mixed": message})
+    message = refusal(UsageError, lambda: LanguageModel(compile_mode="fast"))
+    modes = message[message.index("default") : message.index(", given")]
     assert {"reduce-overhead", "max-autotune"} < set(modes.split(", "))
-    assert_stored("training/refused: mode", {"fast": told.replace(modes, "TORCH'S MODES")})
+    assert_stored("training/refused: mode", {"fast": message.replace(modes, "TORCH'S MODES")})

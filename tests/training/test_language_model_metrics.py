@@ -20,7 +20,7 @@ def data() -> FakeTokens:
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
+def test_each_step_logs_its_own_metrics(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
     keeps = Keeps()
     trainer = make_trainer(6, precision=precision, callbacks=[keeps])
     trainer.fit(LanguageModel(**tiny, lr=0.1, metrics=True), datamodule=data())
@@ -47,7 +47,7 @@ def test_an_evaluation_logs_them_over_all_its_batches(verb: str, stage: str, mak
     assert results == pytest.approx({f"{stage}_loss": mean, f"{stage}_perplexity": math.exp(mean)}, rel=1e-5)
 
 
-def test_training_is_the_same_with_them_and_without(make_trainer: Make, tiny: dict[str, Any]) -> None:
+def test_metrics_do_not_change_training(make_trainer: Make, tiny: dict[str, Any]) -> None:
     weights = []
     for metrics in (False, True):
         torch.manual_seed(0)

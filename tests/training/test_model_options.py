@@ -54,7 +54,7 @@ def test_weights_are_those_of_torchs_two_optimizers() -> None:
     assert_same_weights(model, separate_model)
 
 
-def test_a_schedule_and_a_checkpoint_reach_both_parts() -> None:
+def test_schedules_and_checkpoints_reach_both_optimizers() -> None:
     model, resumed_model = make_model(), make_model()
     optimizer = make_optimizer(model)
     train(model, [optimizer], steps=2)
@@ -70,7 +70,7 @@ def test_a_schedule_and_a_checkpoint_reach_both_parts() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_it_trains_and_clips_under_a_trainer(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
+def test_two_optimizers_train_under_a_trainer(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
     module = LanguageModel(**tiny, optimizer="muon", loss="chunked", num_kv_heads=1, tied_embeddings=True)
     trainer = make_trainer(2, precision=precision, gradient_clip_val=1.0)
     trainer.fit(module, datamodule=FakeTokens(batch_size=2, context_length=12))

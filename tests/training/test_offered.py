@@ -30,7 +30,7 @@ class Source:
         return self.loader
 
 
-def seen(loader: Any) -> list[list[int]]:
+def batches_seen(loader: Any) -> list[list[int]]:
     return [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
 
 
@@ -50,7 +50,7 @@ def test_a_loader_made_anew_gives_the_same_batches(make: Any) -> None:
     assert changed.num_workers == 1
     again = LoaderOptions(num_workers=0).changed(changed)  # the same, without starting one
     assert again.num_workers == 0
-    assert seen(again) == seen(make())
+    assert batches_seen(again) == batches_seen(make())
 
 
 class Reversed(BatchSampler):
@@ -58,15 +58,15 @@ class Reversed(BatchSampler):
         return iter(list(super().__iter__())[::-1])
 
 
-def test_what_is_not_asked_for_is_left_alone_and_another_class_is_refused() -> None:
+def test_loaders_change_only_on_request() -> None:
     source = Source(loader := DataLoader(DATA))
     LoaderOptions().apply(source, "train_dataloader")
     assert source.train_dataloader() is loader
     for workers in (0, 2):  # batches that come as they are ready
         loader = DataLoader(DATA, 3, num_workers=workers, in_order=False)
         assert LoaderOptions(num_workers=1).changed(loader).in_order is False
-    told = refusal(UsageError, lambda: LoaderOptions(pin_memory=True).changed([1]))
-    assert_stored("training/refused: loader", {"a list": told})
+    message = refusal(UsageError, lambda: LoaderOptions(pin_memory=True).changed([1]))
+    assert_stored("training/refused: loader", {"a list": message})
 
 
 class Called(nn.Module):
@@ -77,16 +77,16 @@ class Called(nn.Module):
         self.none = nn.ReLU()
 
 
-def test_the_parts_that_are_called_and_have_weights_are_compiled() -> None:
+def test_parts_with_weights_are_compiled() -> None:
     module = Called()
     TorchOptions(compile=True).apply(module)
     compiled = {name for name, part in module.named_modules() if part._compiled_call_impl is not None}
     assert compiled == {"many.0", "many.1", "one"}
     compiling = TorchOptions(compile=True)
-    said = {
+    messages = {
         "no parts": refusal(UsageError, lambda: compiling.apply(nn.Linear(2, 2))),
         "no weights": refusal(UsageError, lambda: compiling.apply(nn.Sequential(nn.ReLU()))),
     }
-    told = refusal(UsageError, lambda: TorchOptions(compile=True, compile_mode="fastest").apply(module))
-    said["mode"] = re.sub(r"(?<=one of ).*(?=, given)", "TORCH'S MODES", told)
-    assert_stored("training/refused: compile", said)
+    message = refusal(UsageError, lambda: TorchOptions(compile=True, compile_mode="fastest").apply(module))
+    messages["mode"] = re.sub(r"(?<=one of ).*(?=, given)", "TORCH'S MODES", message)
+    assert_stored("training/refused: compile", messages)

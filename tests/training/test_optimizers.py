@@ -99,7 +99,7 @@ OTHERWISE = ["AdamWWithoutCorrection", "AdamWWithoutDecay", "AdamWWithL2", "Stil
 NONE = ["lion", "my_optimizers:Missing", "my_optimizers:function", "torch.nn:Linear", "x:"]
 
 
-def test_a_class_is_taken_that_steps_as_its_name_says() -> None:
+def test_optimizers_step_as_their_names_promise() -> None:
     for name in (*TORCHS, *MINE):
         check_name(name)
         check_optimizer(name)

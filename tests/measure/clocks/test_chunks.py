@@ -1,4 +1,4 @@
-"""Chunks of a tape say what ``TapeReading`` says of the same marks, however the tape is cut."""
+"""Chunks of a tape give what ``TapeReading`` gives for the same marks, however the tape is cut."""
 
 import random
 

@@ -14,7 +14,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 
 
 class Event:
-    """One of a device whose calls fail while ``why`` says so; what it is recorded on is kept."""
+    """An event of a device whose calls raise ``why`` if it is set; it keeps what it is recorded on."""
 
     why: Exception | None = None
     recorded: ClassVar[list[object]] = []
@@ -52,7 +52,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStream]:
     Event.why = None
 
 
-def test_it_records_on_the_current_stream_of_its_own_device_and_the_cpu_has_none(stream: EventStream) -> None:
+def test_events_are_recorded_on_the_current_stream(stream: EventStream) -> None:
     stream.record()
     (recorded,) = Event.recorded
     assert recorded.endswith("device 1")
@@ -60,7 +60,7 @@ def test_it_records_on_the_current_stream_of_its_own_device_and_the_cpu_has_none
 
 
 @pytest.mark.parametrize(
-    "why", [RuntimeError("operation not permitted when stream is capturing"), ValueError("device")]
+    "why", [RuntimeError("operation not permitted when stream is capturing"), ValueError("no GPU")]
 )
 def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream, why: Exception) -> None:
     timeline = Timeline(lambda: 0, stream)
@@ -133,7 +133,7 @@ def test_marking_waits_for_nothing() -> None:
 
 
 @pytest.mark.gpu
-def test_marks_within_a_capture_leave_it_as_it_is() -> None:
+def test_marks_within_a_capture_do_not_disturb_it() -> None:
     stream = stream_of(torch.device("cuda", torch.cuda.current_device()))
     timeline, graph = Timeline(stream=stream), torch.cuda.CUDAGraph()
     timeline.mark(DATA)

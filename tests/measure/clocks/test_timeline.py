@@ -23,13 +23,13 @@ def in_ms(seconds: tuple[float, ...]) -> dict[str, float]:
     return {part: pytest.approx(s * 1e3) for part, s in zip(TIMED, seconds, strict=True) if s or part == "step"}
 
 
-def end(timeline: Timeline) -> StepMarks:
+def end_step(timeline: Timeline) -> StepMarks:
     """The step that ends now."""
     timeline.mark(at.END)
     return timeline.reading().finished.popleft()
 
 
-def step(timeline: Timeline, clock: Clock) -> StepMarks:
+def known_step(timeline: Timeline, clock: Clock) -> StepMarks:
     """data 1, forward 2 with a backward of 4 in it and then 8 more, and 16 of nothing in particular."""
     with Span(timeline, at.DATA):
         clock.pass_ms(1)
@@ -39,46 +39,48 @@ def step(timeline: Timeline, clock: Clock) -> StepMarks:
             clock.pass_ms(4)
         clock.pass_ms(8)
     clock.pass_ms(16)
-    return end(timeline)
+    return end_step(timeline)
 
 
-def test_time_belongs_to_the_innermost_part_and_each_clock_adds_up_by_itself(clock: Clock) -> None:
-    marks = step(Timeline(clock), clock)
+def test_time_belongs_to_the_innermost_part(clock: Clock) -> None:
+    marks = known_step(Timeline(clock), clock)
     assert in_ms(marks.host_seconds()) == {"data": 1, "forward": 10, "backward": 4, "other": 16, "step": 31}
     stream = FakeStream(clock, slowness=3)
-    marks = step(Timeline(clock, stream), clock)
+    marks = known_step(Timeline(clock, stream), clock)
     assert in_ms(marks.host_seconds())["step"] == 31
     assert in_ms(marks.stream_seconds(stream)) == {"data": 3, "forward": 30, "backward": 12, "other": 48, "step": 93}
     for seconds in (marks.host_seconds(), marks.stream_seconds(stream)):
         assert sum(seconds[: len(PARTS)]) == pytest.approx(seconds[-1], abs=1e-15)
 
 
-def test_two_marks_do_what_a_span_does_and_the_same_part_twice_adds_up(clock: Clock) -> None:
+def test_two_marks_are_a_span(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     clock.pass_ms(5)
     timeline.mark(at.LEAVE)
     clock.pass_ms(1)
-    assert in_ms(end(timeline).host_seconds()) == {"data": 5, "other": 1, "step": 6}
+    assert in_ms(end_step(timeline).host_seconds()) == {"data": 5, "other": 1, "step": 6}
     timeline = Timeline(clock)
     span = Span(timeline, at.FORWARD)
     for ms in (1, 2):
         with span:
             clock.pass_ms(ms)
-    assert in_ms(end(timeline).host_seconds()) == {"forward": 3, "step": 3}
+    assert in_ms(end_step(timeline).host_seconds()) == {"forward": 3, "step": 3}
 
 
-def test_outside_of_a_step_nothing_is_marked_nor_in_a_gap_amid_one(clock: Clock) -> None:
+def test_marks_outside_of_steps_count_for_nothing(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
     assert not timeline.reading().is_step_running
-    first = step(timeline, clock)
+    first = known_step(timeline, clock)
     clock.pass_ms(100)
-    second = step(timeline, clock)
+    second = known_step(timeline, clock)
     assert first.host_seconds() == second.host_seconds()
     assert first.host_ns[-1] + 100_000_000 == second.host_ns[0]
-    # Validation between two batches of one step: whatever is opened in it, and left open, counts for nothing.
+
+
+def test_marks_of_a_validation_within_a_step_count_for_nothing(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.FORWARD):
         clock.pass_ms(2)
@@ -87,41 +89,45 @@ def test_outside_of_a_step_nothing_is_marked_nor_in_a_gap_amid_one(clock: Clock)
     clock.pass_ms(50)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(60)
-    timeline.go_outside()  # a second hook says so too
+    timeline.go_outside()  # a second hook reports it too
     timeline.mark(at.ZERO_GRAD)  # and is never left
     clock.pass_ms(70)
     timeline.mark(at.DATA)
     clock.pass_ms(4)
     timeline.mark(at.LEAVE)
     clock.pass_ms(8)
-    marks = end(timeline)
+    marks = end_step(timeline)
     assert in_ms(marks.host_seconds()) == {"data": 4, "forward": 2, "other": 9, "step": 15}
     assert OUTSIDE in marks.codes
     assert timeline.stack == [at.OTHER]
-    # A step that ends outside of itself ends all the same.
+
+
+def test_a_step_may_end_outside(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.FORWARD):
         clock.pass_ms(2)
     timeline.go_outside()
     clock.pass_ms(50)
-    assert in_ms(end(timeline).host_seconds()) == {"forward": 2, "step": 2}
+    assert in_ms(end_step(timeline).host_seconds()) == {"forward": 2, "step": 2}
 
 
-def test_leaving_more_than_was_entered_is_harmless_and_so_are_marks_after_the_end(clock: Clock) -> None:
+def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     for _ in range(3):
         timeline.mark(at.LEAVE)
     clock.pass_ms(1)
     assert timeline.stack == [at.OTHER]
-    assert in_ms(end(timeline).host_seconds()) == {"other": 1, "step": 1}
+    assert in_ms(end_step(timeline).host_seconds()) == {"other": 1, "step": 1}
     timeline = Timeline(clock)
     timeline.stop()
     timeline.go_outside()
     with Span(timeline, at.FORWARD):
         timeline.mark(at.END)
     assert not timeline.reading().finished
-    # The optimizer ends however often it began.
+
+
+def test_the_optimizer_ends_however_often_it_began(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
@@ -133,12 +139,12 @@ def test_leaving_more_than_was_entered_is_harmless_and_so_are_marks_after_the_en
     clock.pass_ms(4)
     timeline.mark(at.OPTIMIZED)
     clock.pass_ms(8)
-    timeline.mark(at.OPTIMIZED)  # said by another, who does not know that it was
+    timeline.mark(at.OPTIMIZED)  # marked again by another hook
     clock.pass_ms(16)
-    assert in_ms(end(timeline).host_seconds()) == {"clip": 1, "optimizer": 6, "other": 24, "step": 31}
+    assert in_ms(end_step(timeline).host_seconds()) == {"clip": 1, "optimizer": 6, "other": 24, "step": 31}
 
 
-def test_the_innermost_part_that_raises_is_the_one_that_failed_until_the_next_step(clock: Clock) -> None:
+def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> None:
     timeline = Timeline(clock)
     with pytest.raises(ValueError, match="wrong"), Span(timeline, at.FORWARD):  # noqa: SIM117
         with Span(timeline, at.BACKWARD):
@@ -157,15 +163,15 @@ def test_the_innermost_part_that_raises_is_the_one_that_failed_until_the_next_st
 
 def test_observers_hear_every_mark_after_its_instant(clock: Clock) -> None:
     timeline = Timeline(clock)
-    heard: list[tuple[int, list[int]]] = []
-    timeline.observers += (lambda code: heard.append((code, timeline.stack.copy())),)
-    observed = step(timeline, clock)
+    marks: list[tuple[int, list[int]]] = []
+    timeline.observers += (lambda code: marks.append((code, timeline.stack.copy())),)
+    observed = known_step(timeline, clock)
     codes = [at.DATA, at.OTHER, at.FORWARD, at.BACKWARD, at.FORWARD, at.OTHER, at.OTHER]
-    assert [code for code, _ in heard] == codes == observed.codes
-    assert [stack[-1] for _, stack in heard] == codes
+    assert [code for code, _ in marks] == codes == observed.codes
+    assert [stack[-1] for _, stack in marks] == codes
     timeline.observers = ()
-    assert step(timeline, clock).host_seconds() == pytest.approx(observed.host_seconds())
-    assert len(heard) == len(codes)
+    assert known_step(timeline, clock).host_seconds() == pytest.approx(observed.host_seconds())
+    assert len(marks) == len(codes)
 
 
 def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock) -> None:
@@ -175,12 +181,12 @@ def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock)
         clock.pass_ms(1)
     with Span(timeline, at.FORWARD):
         clock.pass_ms(7)
-        first = end(timeline)
+        first = end_step(timeline)
         with Span(timeline, at.DATA):
             clock.pass_ms(2)
         clock.pass_ms(4)
     assert in_ms(first.host_seconds()) == {"forward": 8, "step": 8}
-    assert in_ms(end(timeline).host_seconds()) == {"data": 2, "forward": 4, "step": 6}
+    assert in_ms(end_step(timeline).host_seconds()) == {"data": 2, "forward": 4, "step": 6}
 
 
 @pytest.mark.parametrize("seed", range(20))

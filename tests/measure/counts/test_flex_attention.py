@@ -1,4 +1,4 @@
-"""Flex attention counts the pairs that its mask allows, by closed forms; where nobody knows them, nothing is said."""
+"""Flex attention counts the pairs that its mask allows, by closed forms; without one the count is unknown."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +39,7 @@ def test_pairs_of_a_mask_are_those_of_its_closed_form(name: str, block: int, siz
     assert flops_of_mask(QUERY, QUERY, QUERY, mask.as_tuple()) == 4 * WIDTH * HEADS * BATCH * pairs
 
 
-def test_blocks_that_a_mask_leaves_out_do_not_count_and_values_that_nobody_knows_are_unknown() -> None:
+def test_masked_blocks_do_not_count() -> None:
     blocks = torch.ones(1, 1, 4, dtype=torch.int32)
     diagonal = torch.arange(4, dtype=torch.int32).view(1, 1, 4, 1).expand(1, 1, 4, 4)  # of which the first counts
     mask = BlockMask.from_kv_blocks(blocks, diagonal, BLOCK_SIZE=64, seq_lengths=(256, 256))
@@ -66,7 +66,7 @@ def imitated() -> Iterator[None]:
 
 @pytest.mark.usefixtures("imitated")
 @pytest.mark.parametrize("is_made_in_step", [False, True])
-def test_on_shapes_both_passes_count_and_what_cuda_keeps_is_held(is_made_in_step: bool) -> None:
+def test_both_passes_count_on_shapes_alone(is_made_in_step: bool) -> None:
     world = FakeWorld((9, 0))
     allows, pairs = MASKS["window"]
     mask = create_block_mask(allows, None, None, LENGTH, LENGTH, device="cpu")

@@ -21,31 +21,31 @@ PRODUCT = 2 * BATCH * 8 * 8
 ROWS = torch.zeros(BATCH, 8)
 
 
-def total(module: nn.Module, batch: Any) -> Tensor:
+def output_sum(module: nn.Module, batch: Any) -> Tensor:
     out: Tensor = module(batch)
     return out.sum()
 
 
-def of(forward: int, backward: int, recomputation: int) -> Flops:
+def flops_of(forward: int, backward: int, recomputation: int) -> Flops:
     return Flops(forward=forward, backward=backward, recomputation=recomputation)
 
 
-def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> Flops:
+def counted_flops(module: nn.Module, step: Callable[..., Any] = output_sum, batch: Any = ROWS, **kwargs: Any) -> Flops:
     return count_work(module, step, batch, **kwargs).flops
 
 
 class TestOtherModules:
-    def test_first_layer_needs_no_input_gradient_and_frozen_weights_none(self) -> None:
-        flops = counted(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
-        assert flops == of(2 * PRODUCT, 3 * PRODUCT, 0)
+    def test_gradients_that_nothing_needs_do_not_count(self) -> None:
+        flops = counted_flops(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+        assert flops == flops_of(2 * PRODUCT, 3 * PRODUCT, 0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False))
-        assert counted(model).backward == 2 * PRODUCT  # the first's weight, the second's input
+        assert counted_flops(model).backward == 2 * PRODUCT  # the first's weight, the second's input
 
-    def test_vectors_and_a_tensor_that_the_step_brings_along_count(self) -> None:
-        assert counted(nn.Linear(8, 8), lambda m, b: total(m, ROWS)).forward == PRODUCT
+    def test_products_with_vectors_count(self) -> None:
+        assert counted_flops(nn.Linear(8, 8), lambda m, b: output_sum(m, ROWS)).forward == PRODUCT
         model = nn.Linear(4, 3)
-        assert counted(model, batch=torch.zeros(4)).forward == 2 * 4 * 3
-        assert counted(model, lambda m, b: m.weight @ b @ torch.zeros(3), torch.zeros(4)).forward == 2 * 4 * 3 + 6
+        assert counted_flops(model, batch=torch.zeros(4)).forward == 2 * 4 * 3
+        assert counted_flops(model, lambda m, b: m.weight @ b @ torch.zeros(3), torch.zeros(4)).forward == 2 * 4 * 3 + 6
 
     def test_routed_experts_count_their_rows_once(self) -> None:
         def step(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -54,14 +54,14 @@ class TestOtherModules:
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(3, 16, 32, dtype=torch.bfloat16))
         batch = torch.zeros(24, 16, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
-        assert counted(model, step, batch) == of(2 * 24 * 16 * 32, 2 * 24 * 16 * 32, 0)
+        assert counted_flops(model, step, batch) == flops_of(2 * 24 * 16 * 32, 2 * 24 * 16 * 32, 0)
 
     @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, torch.compile])
     def test_wrapped_modules_count_as_plain(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.compile's own imports
             model = wrap(nn.Linear(8, 8))
-        assert counted(model) == of(PRODUCT, PRODUCT, 0)
+        assert counted_flops(model) == flops_of(PRODUCT, PRODUCT, 0)
 
     def test_sharded_weights_count_whole(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -70,9 +70,9 @@ class TestOtherModules:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         try:
             model = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (1,)))
-            assert counted(model) == of(PRODUCT, PRODUCT, 0)
+            assert counted_flops(model) == flops_of(PRODUCT, PRODUCT, 0)
             with pytest.raises(UncopyableError, match="DistributedDataParallel"):
-                count_work(nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), total, ROWS)
+                count_work(nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), output_sum, ROWS)
         finally:
             dist.destroy_process_group()
 
@@ -132,9 +132,9 @@ class TestFusedEvaluation:
     def test_encoder_layers_count_as_in_training(self) -> None:
         x = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH)
         forward = self.layer_flops([self.LENGTH] * self.ROWS)
-        assert counted(self.layer(), total, x).forward == forward
-        assert self.evaluated(self.layer(), x) == of(forward, 0, 0)
-        assert self.evaluated(nn.TransformerEncoder(self.layer(), 2), x) == of(2 * forward, 0, 0)
+        assert counted_flops(self.layer(), output_sum, x).forward == forward
+        assert self.evaluated(self.layer(), x) == flops_of(forward, 0, 0)
+        assert self.evaluated(nn.TransformerEncoder(self.layer(), 2), x) == flops_of(2 * forward, 0, 0)
 
     def test_padded_sequences_count_with_their_own_lengths(self) -> None:
         x, lengths = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH), [self.LENGTH, 20]
@@ -142,17 +142,17 @@ class TestFusedEvaluation:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
             seen = self.evaluated(nn.TransformerEncoder(self.layer(), 2), x, None, padding)
-        assert seen == of(2 * self.layer_flops(lengths), 0, 0)
+        assert seen == flops_of(2 * self.layer_flops(lengths), 0, 0)
 
     def test_attention_counts_as_in_training(self) -> None:
         x = torch.zeros(self.ROWS, self.LENGTH, self.WIDTH)
         attention = nn.MultiheadAttention(self.WIDTH, self.HEADS, batch_first=True)
-        assert self.evaluated(attention, x, x, x) == of(self.attention_flops([self.LENGTH] * self.ROWS), 0, 0)
+        assert self.evaluated(attention, x, x, x) == flops_of(self.attention_flops([self.LENGTH] * self.ROWS), 0, 0)
 
 
 def test_recomputation_of_torch_and_of_others() -> None:
     for reentrant in (False, True):
-        assert counted(Checkpointed(reentrant)) == of(3 * PRODUCT, 3 * PRODUCT, 2 * PRODUCT)
+        assert counted_flops(Checkpointed(reentrant)) == flops_of(3 * PRODUCT, 3 * PRODUCT, 2 * PRODUCT)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    flops = counted(model, lambda m, b: OwnCheckpoint.apply(m[1], m[0](b)).sum())
-    assert flops == of(2 * PRODUCT, 3 * PRODUCT, PRODUCT)
+    flops = counted_flops(model, lambda m, b: OwnCheckpoint.apply(m[1], m[0](b)).sum())
+    assert flops == flops_of(2 * PRODUCT, 3 * PRODUCT, PRODUCT)

@@ -34,15 +34,15 @@ class Slow:
             self.do()
 
 
-def started() -> GarbageLog:
+def started_log() -> GarbageLog:
     gc.collect()
     log = GarbageLog(lambda: NOW[0])
     log.start()
     return log
 
 
-def test_each_collection_has_its_generation_and_its_time_from_start_to_stop() -> None:
-    log = started()
+def test_each_collection_has_its_generation_and_its_time() -> None:
+    log = started_log()
     try:
         Slow()
         gc.collect(0)
@@ -53,16 +53,20 @@ def test_each_collection_has_its_generation_and_its_time_from_start_to_stop() ->
     finally:
         log.stop()
     assert log.collections == [(0, 3, 0, 0.0), (100, 106, 2, 0.0)]
-    # After stop it hears nothing and leaves nothing behind.
+
+
+def test_after_stop_no_collection_is_counted() -> None:
     before = list(gc.callbacks)
-    log = started()
+    log = started_log()
     log.stop()
     log.stop()
     gc.collect()
     assert log.collections == []
     assert gc.callbacks == before
-    # A second start begins anew.
-    log = started()
+
+
+def test_a_second_start_begins_anew() -> None:
+    log = started_log()
     gc.collect(1)
     log.start()
     gc.collect(0)
@@ -70,11 +74,11 @@ def test_each_collection_has_its_generation_and_its_time_from_start_to_stop() ->
     assert [one.generation for one in log.collections] == [0]
 
 
-def test_a_collection_is_the_profilers_as_far_as_its_objects_brought_it_about() -> None:
+def test_a_collection_is_charged_to_the_profiler_by_its_objects() -> None:
     """Python collects once 700 objects were made: 560 of them are the profiler's, so are four fifths of its time."""
     threshold = gc.get_threshold()[0]
     gc.collect()
-    log = started()
+    log = started_log()
     kept: list[set[int]] = []  # sets: Python keeps freed lists, and counts none that it uses again
     gc.enable()
     try:
@@ -93,7 +97,7 @@ def test_a_collection_is_the_profilers_as_far_as_its_objects_brought_it_about() 
     assert log.collections[0].own_share == pytest.approx(0.8, abs=0.05)
     # A collection that the program calls for is the programs.
     gc.collect()
-    log = started()
+    log = started_log()
     try:
         count_before = gc.get_count()[0]
         kept = [[] for _ in range(100)]

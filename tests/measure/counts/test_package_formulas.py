@@ -20,7 +20,7 @@ BATCH, LENGTH, HEADS, WIDTH = 2, 64, 4, 8
 DENSE = 4 * BATCH * HEADS * LENGTH**2 * WIDTH  # FLOPs of attention's forward
 
 
-def counted(work: Callable[[], Any]) -> Flops:
+def counted_flops(work: Callable[[], Any]) -> Flops:
     counter = FlopCounter()
     with counter:
         work()
@@ -67,7 +67,7 @@ def test_flash_attention_counts_the_pairs_of_its_window(causal: bool, left: int,
     q, k = queries(), queries(heads=1)  # one head of keys for all queries
     masks = (0.0, 1.0, causal, left, right, 0.0, None, False)
     truth = 4 * BATCH * HEADS * WIDTH * pairs
-    flops = counted(lambda: flash_2(q, k, k, *masks))
+    flops = counted_flops(lambda: flash_2(q, k, k, *masks))
     assert (flops.forward, flops.uncounted) == (truth, [])
     assert flops.attention == DENSE  # as if no pair were masked
 
@@ -90,17 +90,21 @@ def test_a_window_allows_the_documented_pairs(query_count: int, key_count: int, 
     assert pairs_of_window(query_count, key_count, left, right) == int(allowed.sum())
 
 
-def test_packed_lengths_count_and_unknown_or_used_ones_are_a_lower_bound() -> None:
+def test_packed_lengths_count() -> None:
     q = torch.zeros(60, HEADS, WIDTH)
     ends = torch.tensor([0, 10, 25, 60], dtype=torch.int32)
     truth = 4 * HEADS * WIDTH * (10**2 + 15**2 + 35**2)
     assert flash_2_varlen(q, q, q, ends, ends, 35, 35, 0.0, 1.0, True) == truth
-    # Packed lengths without values are a lower bound.
+
+
+def test_packed_lengths_without_values_are_a_lower_bound() -> None:
     q: Any = torch.zeros(60, HEADS, WIDTH)
     unknown: Any = SimpleNamespace(fake_mode="any", constant=None)  # as a fake tensor that no value is known of
     with pytest.raises(NoFormulaError, match="_varlen_forward of sequences whose lengths are unknown"):
         flash_2_varlen(q, q, q, unknown, unknown, 35, 35, 0.0, 1.0, True)
-    # Used lengths of a cache are a lower bound.
+
+
+def test_used_lengths_of_a_cache_are_a_lower_bound() -> None:
     q, used = queries(), torch.full((BATCH,), 3, dtype=torch.int32)
     with pytest.raises(NoFormulaError, match=r"^flash_attn_3::_flash_attn_forward with seqused_k"):
         flash_3(q, q, q, seqused_k=used)
@@ -216,7 +220,7 @@ def test_ligers_elementwise_kernels_leave_the_count_complete(file: str, is_count
     exec(compile(_FUSED_LOSS, path, "exec"), vars(module))
     rows, width, vocabulary = 4, 8, 32
     x, weight = torch.zeros(rows, width), torch.zeros(vocabulary, width)
-    flops = counted(lambda: module.fused_linear_cross_entropy_forward(x, weight, torch.empty, written))
+    flops = counted_flops(lambda: module.fused_linear_cross_entropy_forward(x, weight, torch.empty, written))
     assert flops.forward == 3 * 2 * rows * width * vocabulary
     assert (flops.uncounted == []) is is_counted
 
@@ -230,5 +234,5 @@ def test_causal_convolutions_count_as_torchs_own() -> None:
     assert convolution_backward(x.detach(), weight, None, x.detach(), None, None, *gradients, False) == 2 * truth
 
     own = nn.Conv1d(channels, channels, kernel, groups=channels, padding="same", bias=False)
-    of_torch = counted(lambda: own(x).sum().backward())
+    of_torch = counted_flops(lambda: own(x).sum().backward())
     assert of_torch.forward + of_torch.backward == 3 * truth

@@ -55,7 +55,7 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.rand(ROWS, WIDTH, requires_grad=True), torch.rand(WIDTH, WIDTH, requires_grad=True)
 
 
-def test_a_kernel_past_the_dispatcher_is_a_lower_bound_until_its_function_is_registered() -> None:
+def test_an_unregistered_kernel_makes_a_lower_bound() -> None:
     flops = steps_of(Kernel, *inputs()).flops()
     assert (flops.forward, flops.backward) == (0, 0)
     names = " ".join(flops.uncounted)
@@ -82,7 +82,7 @@ def own_product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def test_a_registered_operator_counts_and_a_formula_that_breaks_makes_it_unknown() -> None:
+def test_a_registered_operator_counts() -> None:
     left, right = torch.rand(3, 4), torch.rand(4, 5)
 
     def counted() -> Any:
@@ -96,7 +96,9 @@ def test_a_registered_operator_counts_and_a_formula_that_breaks_makes_it_unknown
     lm_profiler.register_flops("lm_profiler_registered::product", lambda a, b: 2 * a.numel() * b.shape[1])
     known = counted()
     assert (known.forward, known.uncounted) == (2 * 3 * 16 + 2 * 3 * 4 * 5, [])
-    # A formula that raises or returns no number makes the count unknown.
+
+
+def test_a_formula_without_a_number_makes_the_count_unknown() -> None:
     lm_profiler.register_flops(Kernel, lambda x, weight: 1 // 0)
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
         steps_of(Kernel, *inputs()).flops()

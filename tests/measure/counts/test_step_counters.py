@@ -14,7 +14,7 @@ from lm_profiler.record.run_record import StepCounters
 MS = 1_000_000
 
 
-def reading(
+def raw_reading(
     step: int,
     began_ms: float,
     ended_ms: float,
@@ -30,9 +30,9 @@ def reading(
 
 def test_each_step_has_what_happened_since_the_one_before() -> None:
     raw = [
-        reading(0, 100, 100, (5.0, 1.0, 1000, 3, 70, 20), b"6000000000 40000000 9\n", (1, 8)),
-        reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
-        reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
+        raw_reading(0, 100, 100, (5.0, 1.0, 1000, 3, 70, 20), b"6000000000 40000000 9\n", (1, 8)),
+        raw_reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
+        raw_reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
     ]
     first, second = step_counters(raw, rank=2)
     assert (first.step, first.rank, second.step) == (6, 2, 7)
@@ -51,32 +51,34 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("faults, system_s, fault_s", [(0, 0.1, 0.0), (100_000, 0.03, 0.03), (100, 0.09, 0.05)])
-def test_faults_take_what_the_kernel_took_and_no_longer_than_they_can(faults: int, system_s: float, fault_s: float):
-    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
+def test_faults_take_at_most_the_time_of_the_kernel(faults: int, system_s: float, fault_s: float):
+    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(fault_s)
 
 
-def test_faults_of_threads_take_less_and_the_clock_of_the_gpu_is_that_of_the_step() -> None:
-    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
+def test_faults_of_several_threads_take_less() -> None:
+    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(0.1 / 4)
-    (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], compilations=None)
+    (counters,) = step_counters([raw_reading(0, 0, 0), raw_reading(1, 0, 10)], compilations=None)
     for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
-    # The gpus clock is that of the step.
-    asked: list[tuple[float, float]] = []
+
+
+def test_the_gpus_clock_is_that_of_the_step() -> None:
+    spans: list[tuple[float, float]] = []
 
     def gpu(began_s: float, ended_s: float) -> tuple[float, list[str]]:
-        asked.append((began_s, ended_s))
+        spans.append((began_s, ended_s))
         return 1e9, ["power cap"]
 
-    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], gpu=gpu)
-    assert asked == [(pytest.approx(0.005), pytest.approx(0.010))]
+    (counters,) = step_counters([raw_reading(0, 0, 0), raw_reading(1, 5, 10)], gpu=gpu)
+    assert spans == [(pytest.approx(0.005), pytest.approx(0.010))]
     assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})
 
 
-def test_collections_compilations_and_checkpoints_count_where_they_lie_within_the_step() -> None:
+def test_events_within_a_step_count() -> None:
     collections = [
         GarbageCollection(2 * MS, 4 * MS, 0),
         GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
@@ -87,7 +89,7 @@ def test_collections_compilations_and_checkpoints_count_where_they_lie_within_th
         TimedCompilation(0.016, 0.019, "within f"),
         TimedCompilation(0.0185, 0.030, None),
     ]
-    raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
+    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 10), raw_reading(2, 12, 20)]
     one, two = step_counters(raw, collections, compilations)
     assert (one.gc_s, one.gc_generation) == (pytest.approx(4e-3), 0)
     assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
@@ -106,6 +108,6 @@ def test_overlaps_are_what_brute_force_counts() -> None:
     for one in collections:
         busy[one.began_ns // MS : one.ended_ns // MS] = True
     ends = [0, *np.sort(rng.choice(10_000, 60, replace=False)).tolist()]
-    raw = [reading(0, 0, 0)] + [reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
+    raw = [raw_reading(0, 0, 0)] + [raw_reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
     seen = [counters.gc_s for counters in step_counters(raw, collections)]
     assert seen == pytest.approx([busy[a:b].sum() * 1e-3 for a, b in itertools.pairwise(ends)])

@@ -26,7 +26,7 @@ PRODUCT = 2 * 2 * 8 * 8
 ROWS = torch.ones(2, 8)
 
 
-def counted(work: Callable[[], Any]) -> tuple[int, int, int]:
+def counted_by_phase(work: Callable[[], Any]) -> tuple[int, int, int]:
     counter = FlopCounter()
     with counter:
         work()
@@ -38,9 +38,6 @@ def leaf(*shape: int) -> Tensor:
     return torch.rand(*shape, requires_grad=True)
 
 
-# -- operators -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_fused_attention_on_the_cpu(causal: bool, masked: bool) -> None:
@@ -48,7 +45,7 @@ def test_fused_attention_on_the_cpu(causal: bool, masked: bool) -> None:
     mask = torch.zeros(5, 7) if masked and not causal else None
     forward = 2 * (2 * 3 * 5 * 7) * (8 + 8)
     attend = lambda: F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal).sum().backward()  # noqa: E731
-    assert counted(attend) == (forward, 2 * forward, 0)
+    assert counted_by_phase(attend) == (forward, 2 * forward, 0)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
@@ -72,7 +69,7 @@ def test_a_real_transformer_is_the_closed_form(attention: Any, every: tuple[int,
     block = 2 * (4 * 16**2 + 3 * 16 * 48) * 16 + 4 * 2 * 8**2 * 16
     forward = 3 * block + 2 * 31 * 16 * 16
     again = (whole + stopped) * block - stopped * 2 * 16 * 48 * 16
-    found = counted(lambda: F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward())
+    found = counted_by_phase(lambda: F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward())
     assert found == (forward, 2 * forward, again)
 
 
@@ -90,7 +87,7 @@ def test_a_transformer_on_a_gpu_is_the_closed_form_too(dtype: torch.dtype) -> No
             loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
         loss.backward()
 
-    assert counted(step) == (forward, 2 * forward, blocks - 3 * 2 * 16 * 48 * 16)
+    assert counted_by_phase(step) == (forward, 2 * forward, blocks - 3 * 2 * 16 * 48 * 16)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +123,7 @@ def test_a_transformer_on_a_gpu_is_the_closed_form_too(dtype: torch.dtype) -> No
     ],
 )
 def test_operators(work: Callable[[], Tensor], forward: int, backward: int | None) -> None:
-    found = counted(lambda: work().sum().backward())
+    found = counted_by_phase(lambda: work().sum().backward())
     assert found[0] == forward
     if backward is not None:
         assert found[1:] == (backward * forward, 0)
@@ -138,7 +135,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_an_operator_of_somebodys_own_keeps_the_autocast_of_its_caller(enabled: bool) -> None:
+def test_a_custom_operator_keeps_the_autocast_of_its_caller(enabled: bool) -> None:
     left, right = torch.rand(3, 4), torch.rand(4, 5)
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
         plain = product(left, right)
@@ -152,10 +149,7 @@ def test_an_operator_of_somebodys_own_keeps_the_autocast_of_its_caller(enabled: 
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta")
 def test_a_layout_without_a_formula_makes_the_count_unknown() -> None:
     with pytest.raises(UncountableError):
-        counted(lambda: torch.eye(16).to_sparse_bsr((4, 4)) @ torch.ones(16, 16))
-
-
-# -- threads of autograd's own -------------------------------------------------------------------------------------
+        counted_by_phase(lambda: torch.eye(16).to_sparse_bsr((4, 4)) @ torch.ones(16, 16))
 
 
 class Deep(torch.autograd.Function):
@@ -188,22 +182,19 @@ class Deep(torch.autograd.Function):
         return grad, None, None
 
 
-def test_backward_in_a_thread_of_autograds_own_is_counted_and_recomputation_told_apart() -> None:
+def test_backward_in_autograds_own_thread_is_counted() -> None:
     Deep.threads.clear()
-    found = counted(lambda: Deep.apply(leaf(2, 8), 100, False).sum().backward())
+    found = counted_by_phase(lambda: Deep.apply(leaf(2, 8), 100, False).sum().backward())
     assert len(Deep.threads) > 1
     assert found == (0, PRODUCT, 0)
     Deep.threads.clear()
-    _, backward, again = counted(lambda: Deep.apply(leaf(2, 8), 100, True).sum().backward())
+    _, backward, again = counted_by_phase(lambda: Deep.apply(leaf(2, 8), 100, True).sum().backward())
     assert len(Deep.threads) > 1
     assert backward == PRODUCT  # of the product's input; the weight needs none
     assert again == 2 * PRODUCT  # within a backward pass both the segment's first run and its second are repeats
 
 
-# -- parts of a step -----------------------------------------------------------------------------------------------
-
-
-def test_forward_backward_and_the_optimizers_products_count_and_nothing_else_meets_the_mode() -> None:
+def test_the_mode_meets_forward_backward_and_optimizer() -> None:
     timeline = Timeline()
     steps = StepFlops(timeline)
     timeline.observers = (steps,)
@@ -281,17 +272,14 @@ def test_a_subclass_is_made_amid_a_step_as_without_it(given: Any) -> None:
     assert outer.flops().forward == 2 * watched[0].numel() * 3
 
 
-# -- ranks ---------------------------------------------------------------------------------------------------------
-
-
 def test_sharded_weights_count_what_this_rank_multiplies(tmp_path: Path) -> None:
-    said = [tmp_path / f"rank{rank}.txt" for rank in (0, 1)]
+    outputs = [tmp_path / f"rank{rank}.txt" for rank in (0, 1)]
     ranks = [
         start(str(SUPPORT / "sharded_run.py"), str(rank), str(tmp_path / "store"), out=out, err=tmp_path / "err.txt")
-        for rank, out in enumerate(said)
+        for rank, out in enumerate(outputs)
     ]
     assert [end(rank) for rank in ranks] == [0, 0]
-    answers = [out.read_text().split()[-4:] for out in said]  # old Gloo prints too
+    answers = [out.read_text().split()[-4:] for out in outputs]  # old Gloo prints too
     whole = 2 * 2 * 8 * 16
     # Two layers, each cut in two by tensor parallelism; of FSDP2's gathered weights every rank multiplies the whole.
     assert answers == [[f"{whole}", f"{3 * whole // 2}", f"{2 * whole}", f"{3 * whole}"]] * 2

@@ -27,7 +27,7 @@ from lm_profiler.measure.counts.step_reader import (
 pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
 
 
-def read_of(*steps: Any) -> StepReader:
+def reader_after(*steps: Any) -> StepReader:
     """Reads after each of ``steps``."""
     reader = StepReader(time.perf_counter_ns)
     reader.start()
@@ -49,8 +49,8 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() -> None:
-    reader = read_of(*[lambda: spin(0.05), lambda: time.sleep(0.05)] * 3)
+def test_running_waiting_and_sleeping_add_up() -> None:
+    reader = reader_after(*[lambda: spin(0.05), lambda: time.sleep(0.05)] * 3)
     steps = step_counters(reader.raw)
     assert all((spun.cpu_s or 0.0) >= 0.0499 for spun in steps[::2])
     asleep_s = [0.0 if step.asleep_s is None else step.asleep_s for step in steps]
@@ -64,20 +64,20 @@ def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() 
         assert known_s == pytest.approx(wall_s) if counters.asleep_s else known_s >= wall_s
 
 
-def test_pages_of_new_memory_are_counted_and_after_stop_no_file_is_open() -> None:
+def test_pages_of_new_memory_are_counted() -> None:
     def touch() -> None:
         with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
             fresh[::4096] = bytes(32 * 2**8)
 
-    (counters,) = step_counters(read_of(touch).raw)
+    (counters,) = step_counters(reader_after(touch).raw)
     assert counters.minor_faults >= 16  # of huge pages
     before = list(Path("/proc/self/fd").iterdir())
-    reader = read_of(int)
+    reader = reader_after(int)
     reader.stop()
     assert len(list(Path("/proc/self/fd").iterdir())) <= len(before)
 
 
-def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
+def test_compilations_are_on_the_clock_of_the_steps() -> None:
     torch._dynamo.reset()
 
     def slow(graph: torch.fx.GraphModule, examples: Any) -> Any:
@@ -89,7 +89,8 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
         return x * 2
 
     doubled(torch.ones(2))
-    reader = read_of(lambda: doubled(torch.ones(2)), lambda: doubled(torch.ones(3)), lambda: doubled(torch.ones(3)))
+    calls = [lambda length=length: doubled(torch.ones(length)) for length in (2, 3, 3)]
+    reader = reader_after(*calls)
     none, one, again = step_counters(reader.raw, compilations=reader.compilations)
     assert (none.compile_s, none.compiled, again.compile_s) == (0.0, None, 0.0)
     assert 0.1 < one.compile_s < one.wall_s
@@ -97,21 +98,23 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
     assert "expected 2, actual 3" in one.compiled
 
 
-def test_compilations_count_once_and_are_unknown_where_the_clock_goes_another_way(monkeypatch: pytest.MonkeyPatch):
+def test_compilations_on_another_clock_are_unknown():
     reader = StepReader(lambda: 0)  # a clock that stands
     reader.start()
     torch.compile(torch.neg, backend="eager")(torch.ones(2))
     time.sleep(2e-3)
     reader.stop()
     assert reader.compilations is None
-    # A nested compilation counts once.
+
+
+def test_a_nested_compilation_counts_once(monkeypatch: pytest.MonkeyPatch):
     spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
     monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
     assert seconds_compiling(1.0) == 3.5
     assert seconds_compiling(0.0) is None
 
 
-def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> None:
+def test_an_error_during_a_collection_is_raised_by_the_next_reading() -> None:
     def handle(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
@@ -140,7 +143,7 @@ def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> No
         del kept
 
 
-def spans(work: Callable[[], None], times: int = 20) -> list[tuple[int, int]]:
+def timed_spans(work: Callable[[], None], times: int = 20) -> list[tuple[int, int]]:
     """Nanoseconds of the wall and of running, for each of several short spans."""
     seen = []
     for _ in range(times):
@@ -151,21 +154,17 @@ def spans(work: Callable[[], None], times: int = 20) -> list[tuple[int, int]]:
     return seen
 
 
-def spin_briefly() -> None:
-    until_ns = time.perf_counter_ns() + 300_000
-    while time.perf_counter_ns() < until_ns:
-        pass
+def test_a_thread_that_runs_is_running() -> None:
+    """Counters that are as old as the last tick stand still in most spans of 0.3 ms."""
+    assert all(0 < ran_ns <= wall_ns for wall_ns, ran_ns in timed_spans(lambda: spin(0.3e-3)))
 
 
-def test_a_thread_is_seen_to_run_or_to_sleep() -> None:
-    # Counters that are as old as the last tick stand still in most spans of 0.3 ms.
-    assert all(0 < ran_ns <= wall_ns for wall_ns, ran_ns in spans(spin_briefly))
-    # Thread that sleeps is not seen to run.
-    wall_ns, ran_ns = map(sum, zip(*spans(lambda: time.sleep(0.003)), strict=True))
+def test_a_thread_that_sleeps_is_not_running() -> None:
+    wall_ns, ran_ns = map(sum, zip(*timed_spans(lambda: time.sleep(0.003)), strict=True))
     assert ran_ns < 0.5 * wall_ns
 
 
-def test_what_is_made_and_not_taken_is_counted() -> None:
+def test_batches_made_and_not_yet_taken_are_counted() -> None:
     loader = DataLoader([1, 2, 3], 1, num_workers=1, prefetch_factor=5, multiprocessing_context="fork")  # type: ignore[arg-type]
     iterator = iter(loader)
     until_s = time.monotonic() + 20
@@ -176,5 +175,5 @@ def test_what_is_made_and_not_taken_is_counted() -> None:
 
 
 @pytest.mark.parametrize("iterator,ready", [(iter(DataLoader([1, 2])), 0), (iter([1]), None)])
-def test_without_workers_none_are_ready_and_of_a_stranger_nothing_is_known(iterator: Any, ready: int | None) -> None:
+def test_without_workers_no_batch_is_ready(iterator: Any, ready: int | None) -> None:
     assert ready_batches(iterator, 0) == ready

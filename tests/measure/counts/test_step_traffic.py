@@ -84,27 +84,31 @@ def two_layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False)).to(dtype)
 
 
-WEIGHTS, ACTIVATION = 8 * 8 + 8 * 4, 3 * 8
-"""Elements: of both layers; of the ReLU's output, which it and the second layer save."""
+SECOND_WEIGHT = 8 * 4  # elements that backward reads; the first weight is not needed: the input has no gradient
+WEIGHTS = 8 * 8 + SECOND_WEIGHT
+ACTIVATION = 3 * 8  # elements of the ReLU's output, which it and the second layer save
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_forward_and_backward_of_two_layers(dtype: torch.dtype) -> None:
     found = Loop(two_layers(dtype)).step(ROWS.to(dtype)).bytes
     assert found["forward"] == (WEIGHTS + ROWS.numel() + ACTIVATION) * dtype.itemsize
-    # The first layer's weight is not needed: nobody asks for the gradient of the input.
-    saved = ROWS.numel() + ACTIVATION + 8 * 4
-    assert found["backward"] == (saved + WEIGHTS) * dtype.itemsize
+    saved = ROWS.numel() + ACTIVATION + SECOND_WEIGHT
+    gradients = WEIGHTS
+    assert found["backward"] == (saved + gradients) * dtype.itemsize
 
 
-def test_autocasts_copies_are_not_written_and_sparse_gradients_are_unknown() -> None:
+def test_autocasts_copies_are_not_written() -> None:
     model = two_layers()
     with torch.autocast("cpu", torch.bfloat16):
         found = Loop(model).step(ROWS).bytes
     assert found["forward"] == (WEIGHTS + ROWS.numel()) * 4 + ACTIVATION * 2
-    saved = (ROWS.numel() + ACTIVATION + 8 * 4) * 2  # input and second weight as copies in bfloat16
+    saved = (ROWS.numel() + ACTIVATION + SECOND_WEIGHT) * 2  # input and second weight as copies in bfloat16
     assert found["backward"] == saved + WEIGHTS * 4
-    # Of a sparse gradient nobody knows which rows an optimizer moves.
+
+
+def test_traffic_of_a_sparse_gradient_is_unknown() -> None:
+    """Nobody knows which rows it moves."""
     table = nn.Embedding(100, 4, sparse=True)
     loop = Loop(table, SGD(table.parameters(), 0.1))
     loop.part(FORWARD, lambda: None)
@@ -124,7 +128,7 @@ def test_autocasts_copies_are_not_written_and_sparse_gradients_are_unknown() -> 
         (lambda p: AdamW(p, 0.1, amsgrad=True), 3),
     ],
 )
-def test_an_optimizer_reads_gradients_and_updates_parameters_and_states(make: Callable[[Any], Optimizer], states: int):
+def test_traffic_of_an_optimizer(make: Callable[[Any], Optimizer], states: int):
     model = two_layers()
     optimizer = make(model.parameters())
     found = Loop(model, optimizer).step(ROWS).bytes
@@ -133,7 +137,7 @@ def test_an_optimizer_reads_gradients_and_updates_parameters_and_states(make: Ca
     assert (found["clip"], found["zero_grad"]) == (WEIGHTS * F32, 0)
 
 
-def test_gradients_that_are_kept_or_accumulated_are_added_to() -> None:
+def test_kept_gradients_are_read_and_written() -> None:
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1), set_to_none=False).step(ROWS)
     assert loop.bytes["zero_grad"] == 0  # there were none
@@ -141,19 +145,20 @@ def test_gradients_that_are_kept_or_accumulated_are_added_to() -> None:
     loop.step(ROWS)
     assert loop.bytes["zero_grad"] == WEIGHTS * F32
     assert loop.bytes["backward"] == first + WEIGHTS * F32
-    # Under accumulation each batch reads the weights and later ones the gradients.
+
+
+def test_accumulation_reads_weights_with_each_batch() -> None:
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1)).step(ROWS)
     one = loop.bytes
     loop.step(ROWS, ROWS.clone(), ROWS.clone())
     assert loop.bytes["forward"] == 3 * one["forward"]
     assert loop.bytes["backward"] == 3 * one["backward"] + 2 * WEIGHTS * F32
-    assert {part: loop.bytes[part] for part in ("clip", "optimizer")} == {
-        part: one[part] for part in ("clip", "optimizer")
-    }
+    for part in ("clip", "optimizer"):
+        assert loop.bytes[part] == one[part]
 
 
-def test_frozen_parameters_have_no_gradient_and_tied_weights_count_once() -> None:
+def test_frozen_parameters_have_no_gradient() -> None:
     model = two_layers()
     model[0].requires_grad_(False)
     found = Loop(model, AdamW(model.parameters(), 0.1, fused=True)).step(ROWS).bytes
@@ -180,16 +185,21 @@ def test_frozen_parameters_have_no_gradient_and_tied_weights_count_once() -> Non
     assert found["optimizer"] == 3 * weight
 
 
-def test_what_is_not_kept_for_backward_is_not_written() -> None:
+def test_activations_that_are_not_saved_are_not_written() -> None:
     model = two_layers()
     plain = Loop(model).step(ROWS).bytes
     again = Loop(model).step(ROWS, loss=lambda m, b: checkpoint(m, b, use_reentrant=False).sum()).bytes  # type: ignore[no-any-return]
     assert again["forward"] == plain["forward"] - ACTIVATION * F32
-    # Without a backward pass nothing is written.
+
+
+def test_without_a_backward_pass_nothing_is_written() -> None:
     with torch.no_grad():
         found = Loop(two_layers()).step(ROWS).bytes
     assert found == {"forward": (WEIGHTS + ROWS.numel()) * F32}
-    # A compiled step: its reads are unknown, and the saved input cannot be told from an activation.
+
+
+def test_reads_of_a_compiled_step_are_unknown() -> None:
+    """The saved input cannot be distinguished from an activation."""
     model = two_layers()
     traffic = Loop(model, counting=False).step(ROWS).reader.traffic
     assert traffic.forward_read is None
@@ -197,7 +207,7 @@ def test_what_is_not_kept_for_backward_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("size", ["cs336-2026/small", "llama-2/7B"])
-def test_of_a_shipped_size_adamw_moves_28_bytes_a_parameter(size: str) -> None:
+def test_adamw_moves_28_bytes_per_parameter(size: str) -> None:
     """Float32: 4 of the gradient, twice 4 of parameter and of each of two moments. On shapes alone."""
     config, meta = replace(PRESETS[size], num_layers=2), torch.device("meta")
     with meta:

@@ -30,7 +30,7 @@ class FakeCuda:
         warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
 
 
-def points_of(run: Callable[[], object]) -> list[Sync]:
+def syncs_while(run: Callable[[], object]) -> list[Sync]:
     """What is found while ``run`` runs."""
     detector = SyncDetector(FakeCuda())
     detector.begin()
@@ -61,45 +61,50 @@ def _user(folder: Path, source: str, name: str = "user_model", **names: Any) -> 
     return namespace
 
 
-def test_lines_are_named_and_counted_most_frequent_first(tmp_path: Path, wait: Callable[[], None]) -> None:
+def test_lines_are_listed_by_frequency(tmp_path: Path, wait: Callable[[], None]) -> None:
     source = "def once():\n    wait()  # loss.item()\n\ndef often():\n    wait()\n\ndef step():\n    once()\n"
     user = _user(tmp_path, source + "    for _ in range(3):\n        often()\n", wait=wait)
-    often, once = points_of(user["step"])
+    often, once = syncs_while(user["step"])
     assert (often.line, often.function, often.count) == (5, "often", 3)
     assert (once.line, once.function, once.count) == (2, "once", 1)
     assert once.file == str(tmp_path / "user_model.py")
     assert once.call == "wait()  # loss.item()"
 
 
-def test_the_users_line_is_named_and_a_frameworks_own_wait_is_not_theirs(tmp_path: Path, wait: Callable[[], None]):
+def test_the_users_line_is_named(tmp_path: Path, wait: Callable[[], None]):
     inner: Callable[[], None] = wait
     for name in ("torch.nn.modules.module", "lightning.pytorch.core.module", "lm_profiler.callbacks.marks.phases"):
         inner = _user(tmp_path, "def call():\n    inner()\n", name, inner=inner)["call"]
     user = _user(tmp_path, "def training_step():\n    log()\n", "torch_user", log=inner)
-    assert [(point.function, point.line) for point in points_of(user["training_step"])] == [("training_step", 2)]
-    # What applies a function to anything is passed over even where a framework waits by itself.
+    assert [(point.function, point.line) for point in syncs_while(user["training_step"])] == [("training_step", 2)]
+
+
+def test_frames_that_apply_any_function_are_passed_over(tmp_path: Path, wait: Callable[[], None]):
     inner: Callable[[], None] = wait
     for name in ("lightning.fabric.utilities.apply_func", "lightning_utilities.core.apply_func"):
         inner = _user(tmp_path, "def apply():\n    inner()\n", name, inner=inner)["apply"]
     bar = _user(tmp_path, "def shown():\n    inner()\n", "lightning.pytorch.callbacks.bar", inner=inner)
     loop = _user(tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=bar["shown"])
-    assert [point.function for point in points_of(loop["run"])] == ["shown"]
+    assert [point.function for point in syncs_while(loop["run"])] == ["shown"]
     log = _user(tmp_path, "def log():\n    inner()\n", "lightning.pytorch.core.module", inner=inner)
     user = _user(tmp_path, "def training_step():\n    log()\n", log=log["log"])
-    assert [point.function for point in points_of(user["training_step"])] == ["training_step"]
-    # Lm profilers own model is code like anyones.
+    assert [point.function for point in syncs_while(user["training_step"])] == ["training_step"]
+
+
+def test_our_own_model_is_code_like_any_other(tmp_path: Path, wait: Callable[[], None]):
     model = _user(tmp_path, "def forward():\n    wait()\n", "lm_profiler.models.transformer", wait=wait)
-    assert [point.function for point in points_of(model["forward"])] == ["forward"]
-    # A loop that waits by itself is not billed to whoever called fit.
+    assert [point.function for point in syncs_while(model["forward"])] == ["forward"]
+
+
+def test_a_wait_of_the_loop_is_not_charged_to_the_caller_of_fit(tmp_path: Path, wait: Callable[[], None]):
     callback = _user(tmp_path, "def on_batch_end():\n    wait()\n", "lightning.pytorch.callbacks.bar", wait=wait)
-    loop = _user(
-        tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=callback["on_batch_end"]
-    )
+    hook = callback["on_batch_end"]
+    loop = _user(tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=hook)
     script = _user(tmp_path, "def main():\n    fit()\n", "train", fit=loop["run"])
-    assert [point.function for point in points_of(script["main"])] == ["on_batch_end"]
+    assert [point.function for point in syncs_while(script["main"])] == ["on_batch_end"]
 
 
-def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None]) -> None:
+def test_mode_and_warnings_are_restored(wait: Callable[[], None]) -> None:
     cuda = FakeCuda(mode=2)
     before = warnings.showwarning, list(warnings.filters)
     detector = SyncDetector(cuda)
@@ -112,12 +117,12 @@ def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None
     assert cuda.mode == 2
     assert (warnings.showwarning, list(warnings.filters)) == before
     (point,) = points
-    assert point.function == "test_begin_and_end_restore_the_mode_and_the_warnings"
+    assert point.function == "test_mode_and_warnings_are_restored"
 
 
-def test_other_warnings_go_where_they_went_and_a_device_that_refuses_leaves_them_alone() -> None:
+def test_other_warnings_are_passed_on() -> None:
     with pytest.warns(DeprecationWarning, match="old"):
-        assert points_of(lambda: warnings.warn("old", DeprecationWarning, stacklevel=1)) == []
+        assert syncs_while(lambda: warnings.warn("old", DeprecationWarning, stacklevel=1)) == []
 
     class Refusing(FakeCuda):
         def set_sync_debug_mode(self, mode: int) -> None:
@@ -131,7 +136,7 @@ def test_other_warnings_go_where_they_went_and_a_device_that_refuses_leaves_them
 
 
 @pytest.mark.gpu
-def test_item_and_a_blocking_copy_are_found_on_a_gpu() -> None:
+def test_synchronizations_are_found_on_a_gpu() -> None:
     detector = sync_detector_of(torch.device("cuda"))
     x = torch.ones(8, device="cuda")
     detector.begin()

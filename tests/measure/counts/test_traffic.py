@@ -21,7 +21,7 @@ INPUT = 3 * 8 * 4
 WEIGHT = 8 * 8 * 4
 
 
-def read(*passes: Callable[[], Any]) -> int | None:
+def read_bytes(*passes: Callable[[], Any]) -> int | None:
     """Bytes that forward ``passes`` read."""
     traffic = ForwardTraffic()
     with FlopCounter(traffic):
@@ -32,33 +32,37 @@ def read(*passes: Callable[[], Any]) -> int | None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_weights_and_inputs_are_read_in_the_dtype_that_they_have(dtype: torch.dtype) -> None:
+def test_weights_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
     layer, rows = nn.Linear(8, 4, dtype=dtype), torch.ones(3, 8, dtype=dtype)
-    assert read(lambda: layer(rows)) == (8 * 4 + 4 + 3 * 8) * dtype.itemsize
+    assert read_bytes(lambda: layer(rows)) == (8 * 4 + 4 + 3 * 8) * dtype.itemsize
 
 
-def test_each_element_and_row_that_is_looked_up_is_read_once_a_pass() -> None:
+def test_each_element_is_read_once_per_pass() -> None:
     layer = nn.Linear(8, 8, bias=False)
-    assert read(lambda: layer(layer(ROWS))) == WEIGHT + INPUT
-    assert read(lambda: layer(ROWS), lambda: layer(ROWS)) == 2 * (WEIGHT + INPUT)
-    assert read(lambda: (torch.zeros(100) + 1).sum()) == 0
+    assert read_bytes(lambda: layer(layer(ROWS))) == WEIGHT + INPUT
+    assert read_bytes(lambda: layer(ROWS), lambda: layer(ROWS)) == 2 * (WEIGHT + INPUT)
+    assert read_bytes(lambda: (torch.zeros(100) + 1).sum()) == 0
     table, tokens = nn.Embedding(10, 8), torch.arange(3)
-    assert read(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
+    assert read_bytes(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
     norm = nn.BatchNorm1d(8).eval()
-    assert read(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
-    assert read(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
-    # Of a table the rows that are looked up are read and of a shape nothing.
+    assert read_bytes(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
+    assert read_bytes(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
+
+
+def test_only_rows_that_are_looked_up_are_read() -> None:
     table, tokens = nn.Embedding(1000, 8), torch.arange(3)
-    assert read(lambda: table(tokens)) == 3 * 8 * 4 + 3 * 8
-    assert read(lambda: table.weight[tokens]) == 3 * 8 * 4 + 3 * 8
-    assert read(lambda: table.weight[:5] + 1) == 5 * 8 * 4
+    assert read_bytes(lambda: table(tokens)) == 3 * 8 * 4 + 3 * 8
+    assert read_bytes(lambda: table.weight[tokens]) == 3 * 8 * 4 + 3 * 8
+    assert read_bytes(lambda: table.weight[:5] + 1) == 5 * 8 * 4
     few = nn.Embedding(2, 8)
-    assert read(lambda: few(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4  # its indices are made in the pass
+    assert read_bytes(lambda: few(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4  # its indices are made in the pass
     weight = torch.ones(8, 8)
-    assert read(lambda: (torch.empty_like(weight), weight.new_zeros(3), weight.t(), weight.view(64), weight[2])) == 0
+    assert (
+        read_bytes(lambda: (torch.empty_like(weight), weight.new_zeros(3), weight.t(), weight.view(64), weight[2])) == 0
+    )
 
 
-def test_autocasts_copies_are_told_from_activations_and_without_a_pass_nothing_is_known() -> None:
+def test_autocasts_copies_are_no_activations() -> None:
     layer, traffic = nn.Linear(8, 8, bias=False), ForwardTraffic()
     with FlopCounter(traffic), torch.autocast("cpu", torch.bfloat16):
         traffic.begin()
@@ -67,17 +71,21 @@ def test_autocasts_copies_are_told_from_activations_and_without_a_pass_nothing_i
     assert traffic.take() == WEIGHT + INPUT  # as they are stored, in float32
     assert id(out.untyped_storage()) in made - copies
     assert len(copies) == 2  # of weight and input
-    # An allocator gives the same place again.
+
+
+def test_an_address_may_be_used_again() -> None:
     traffic, result = ForwardTraffic(), torch.ones(3, 8)
     place = id(result.untyped_storage())
     traffic.copied_storages.add(place)
     traffic.note_call(torch.ops.aten.tanh.default, (ROWS,), {}, result)
     assert (traffic.made_storages, traffic.copied_storages) == ({place}, set())
-    # Nothing is known where no pass was seen or seeing failed.
+
+
+def test_without_a_pass_the_traffic_is_unknown() -> None:
     assert ForwardTraffic().take() is None
     layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
     with breaks(ForwardTraffic.note_call):
-        assert read(lambda: before.copy_(layer(ROWS))) is None
+        assert read_bytes(lambda: before.copy_(layer(ROWS))) is None
     assert before.any()
 
 
@@ -92,10 +100,13 @@ SIZES = {kind_of_model(config): size for size, config in PRESETS.items()}
 
 
 @pytest.mark.parametrize("size", SIZES.values())
-def test_a_shipped_size_reads_its_weights_and_of_the_embedding_its_tokens_rows(size: str) -> None:
+def test_a_shipped_size_reads_its_weights(size: str) -> None:
     preset, batch, context = PRESETS[size], 2, 16
     config = replace(preset, num_layers=2, num_experts=min(preset.num_experts, 16))
-    counted = transformer_work(config, torch.float32, batch, context)
+    with torch.device("meta"):
+        model = Transformer(config)
+        ids = torch.zeros(batch, context, dtype=torch.int64)
+    counted = count_work(model, lambda m, b: F.cross_entropy(m(b).flatten(0, 1).float(), b.flatten()), ids)
     weights = config.num_parameters(embedding=False) * 4
     tokens = batch * context
     rows = tokens
@@ -107,7 +118,7 @@ def test_a_shipped_size_reads_its_weights_and_of_the_embedding_its_tokens_rows(s
     assert counted.read_bytes == weights + table_bytes + loads + tokens * 8
 
 
-def test_each_product_is_told_in_its_own_dtype() -> None:
+def test_each_product_has_its_own_dtype() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,11 +135,3 @@ def test_each_product_is_told_in_its_own_dtype() -> None:
     with counter, torch.autocast("cpu", torch.bfloat16):
         layer(ROWS).sum().backward()
     assert set(counter.by_dtype()["forward"]) == set(counter.by_dtype()["backward"]) == {"bfloat16"}
-
-
-def transformer_work(config: TransformerConfig, dtype: torch.dtype, batch: int, context: int) -> Any:
-    with torch.device("meta"):
-        model = Transformer(config).to(dtype)
-        tokens = torch.zeros(batch, context, dtype=torch.int64)
-    loss = lambda m, b: F.cross_entropy(m(b).flatten(0, 1).float(), b.flatten())  # noqa: E731
-    return count_work(model, loss, tokens)

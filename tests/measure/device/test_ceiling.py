@@ -58,26 +58,32 @@ def test_known_rate_is_found_within_the_budget(flops_per_s: float) -> None:
     assert machine.now_s <= 0.6
 
 
-def test_the_search_grows_until_launching_is_hidden_and_ends_with_the_budget_or_a_cliff() -> None:
+def test_products_grow_until_launching_is_hidden() -> None:
     machine = Machine(at_rate(1e12, overhead_s=1e-4))
     machine.best()
     # 2048 takes 17 ms, of which 0.6 % are overhead, but raised the rate by 4 %: settled.
     assert max(machine.sizes) == 2048
-    # Stalls of a busy cpu do not end the search.
+
+
+def test_stalls_of_a_busy_cpu_do_not_end_the_search() -> None:
     size, _ = Machine(at_rate(1e11, overhead_s=0.016)).best() or pytest.fail("nothing found")
     assert size >= 1024  # though a product of the smallest size already takes longer than LONG_ENOUGH_S
-    # Slow product ends with the budget.
+
+
+def test_the_budget_ends_the_search() -> None:
     machine = Machine(at_rate(2 * SMALLEST**3 / 0.7))
     assert machine.best() == (SMALLEST, pytest.approx(0.7))
     assert machine.sizes == {SMALLEST: 1}
-    # Size that falls off a cliff is not chosen.
+
+
+def test_a_size_beyond_a_cliff_is_not_chosen() -> None:
     machine = Machine(lambda size: at_rate(1e11 if size < 1024 else 3e10)(size))
     size, seconds = machine.best() or pytest.fail("nothing found")
     assert (size, seconds) == (512, at_rate(1e11)(512)) or size < 512
     assert machine.now_s <= 0.6
 
 
-def test_the_best_of_repeated_products_counts_and_a_coarse_clock_tells_nothing() -> None:
+def test_the_best_of_repeated_products_counts() -> None:
     machine = Machine(lambda size: 0.0)
 
     def seconds(size: int) -> float:
@@ -87,7 +93,9 @@ def test_the_best_of_repeated_products_counts_and_a_coarse_clock_tells_nothing()
     machine.seconds = seconds
     size, best = machine.best() or pytest.fail("nothing found")
     assert best == at_rate(1e13)(size)
-    # A clock that is too coarse or a dtype without a product tells nothing.
+
+
+def test_a_coarse_clock_gives_no_ceiling() -> None:
     machine = Machine(at_rate(1e15))
 
     def product(size: int) -> float:
@@ -127,17 +135,17 @@ def test_running_out_of_memory_ends_the_growth(fitting: int, expected: set[int |
     assert (best[0] if best else None) in expected
 
 
-def launched(size: int) -> float:
+def fast_gpu(size: int) -> float:
     """A fast card: 30 us are mostly launching."""
     return 25e-6 + 2 * size**3 / 8e14
 
 
 def test_a_product_that_memory_keeps_short_is_no_ceiling() -> None:
-    assert Machine(launched).best(largest=1500) is None
-    size, _ = Machine(launched).best() or pytest.fail("nothing found")
+    assert Machine(fast_gpu).best(largest=1500) is None
+    size, _ = Machine(fast_gpu).best() or pytest.fail("nothing found")
     assert size == LARGEST
 
-    machine = Machine(launched)
+    machine = Machine(fast_gpu)
 
     def full(size: int) -> float:
         if size > 1024:
@@ -147,7 +155,7 @@ def test_a_product_that_memory_keeps_short_is_no_ceiling() -> None:
     assert fastest(full, LARGEST, machine.left_s) is None
 
 
-def test_what_torch_keeps_for_reuse_is_free(free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_torch_keeps_for_reuse_is_free(free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch):
     """A device whose driver has 1 GiB left, of which the allocator holds 70 and uses 20."""
     gib = 2**30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gib, 80 * gib))
@@ -158,7 +166,7 @@ def test_what_torch_keeps_for_reuse_is_free(free: Callable[[int], None], monkeyp
     assert usable_bytes(CPU) == 2**20
 
 
-def test_several_probes_share_the_budget_and_the_best_counts() -> None:
+def test_the_best_of_several_probes_counts() -> None:
     """Something else takes nine tenths of the machine until the second pause: each product 10 ms, and 1 ms alone."""
     now_ns, pauses = [0], list[float]()
 

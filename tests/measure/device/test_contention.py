@@ -20,7 +20,7 @@ START = CpuReading(
 )  # fmt: skip
 
 
-def ten_seconds(own: float, others: float, waited: float | None, start: CpuReading = START, **changes: Any) -> CpuUse:
+def use_of_10_s(own: float, others: float, waited: float | None, start: CpuReading = START, **changes: Any) -> CpuUse:
     """Ten seconds in which we ran for ``own``, others for ``others``, and our two threads waited for ``waited``."""
     (pid,) = start.own_s
     if waited is None:
@@ -47,8 +47,8 @@ def ten_seconds(own: float, others: float, waited: float | None, start: CpuReadi
         (10.0, 0.1, 0.2, 0.0),  # an idle machine
     ],
 )
-def test_what_was_not_had_is_what_others_had_while_we_waited(own: float, others: float, waited: float, not_had: float):
-    found = contention([ten_seconds(own, others, waited)])
+def test_unmet_time_is_what_others_had_while_we_waited(own: float, others: float, waited: float, not_had: float):
+    found = contention([use_of_10_s(own, others, waited)])
     assert found.not_had == pytest.approx(not_had, abs=0.01)
     assert (found.wall_s, found.cpus, found.involuntary_switches) == (10.0, 2, 100)
     assert found.had_s == pytest.approx(own)
@@ -56,33 +56,42 @@ def test_what_was_not_had_is_what_others_had_while_we_waited(own: float, others:
     assert found.is_shared == (not_had > 0.05)
 
 
-def test_what_a_hypervisor_took_is_not_had_and_what_a_limit_withheld_is() -> None:
-    found = contention([ten_seconds(15.0, 0.0, 0.0, stolen_s=6.0)])
+def test_time_stolen_by_a_hypervisor_is_not_had() -> None:
+    found = contention([use_of_10_s(own=15.0, others=0.0, waited=0.0, stolen_s=6.0)])
     assert found.not_had == pytest.approx(5 / 20)
-    # Waiting for ones own limit is not waiting for others.
-    limited = ten_seconds(10.0, 500.0, 8.0, replace(START, throttled_s=2.0), throttled_s=10.0)
+
+
+def test_waiting_for_ones_own_limit_is_not_contention() -> None:
+    limited = use_of_10_s(own=10.0, others=500.0, waited=8.0, start=replace(START, throttled_s=2.0), throttled_s=10.0)
     found = contention([limited])
     assert (found.throttled_s, found.not_had) == (8.0, pytest.approx(0.0))
-    # Without counts of threads the pressure is the least.
-    found = contention([ten_seconds(10.0, 10.0, None, pressure_s=24.0)])
+
+
+def test_without_thread_counts_pressure_is_the_least() -> None:
+    found = contention([use_of_10_s(own=10.0, others=10.0, waited=None, pressure_s=24.0)])
     assert (found.waited_s, found.pressure) == (None, pytest.approx(0.4))
     assert found.not_had == pytest.approx(4 / 14)
-    # What nobody counts is unknown.
-    unknown = ten_seconds(10.0, 10.0, None, replace(START, pressure_s=None), pressure_s=None)
-    unseen = ten_seconds(10.0, -9.9, 10.0)  # sums that do not hold what we used ourselves
+
+
+def test_without_counts_contention_is_unknown() -> None:
+    unknown = use_of_10_s(own=10.0, others=10.0, waited=None, start=replace(START, pressure_s=None), pressure_s=None)
+    unseen = use_of_10_s(own=10.0, others=-9.9, waited=10.0)  # sums that do not hold what we used ourselves
     for use in (unknown, unseen):
         found = contention([use])
         assert found.not_had is None
         assert not found.is_shared
     assert contention([]) is None
-    short = ten_seconds(0.02, 0.02, 0.02, at_s=100.05)
+    short = use_of_10_s(own=0.02, others=0.02, waited=0.02, at_s=100.05)
     assert contention([short]) is None
 
 
-def test_ranks_and_workers_are_no_strangers_and_the_machine_that_was_shared_the_most_is_told() -> None:
+def test_ranks_and_workers_are_no_other_programs() -> None:
     other = replace(START, own_s={9: 50.0})
     busy = {"busy_s": 1020.0}  # both ranks run for ten seconds, and nothing else
-    uses = [ten_seconds(10.0, 0.0, 5.0, **busy), ten_seconds(10.0, 0.0, 5.0, other, **busy)]
+    uses = [
+        use_of_10_s(own=10.0, others=0.0, waited=5.0, **busy),
+        use_of_10_s(own=10.0, others=0.0, waited=5.0, start=other, **busy),
+    ]
     found = contention(uses)
     assert (found.had_s, found.not_had) == (pytest.approx(20.0), pytest.approx(0.0))
     alone = contention(uses[:1])
@@ -94,8 +103,13 @@ def test_ranks_and_workers_are_no_strangers_and_the_machine_that_was_shared_the_
     found = contention([CpuUse(begin, end)])
     assert found.had_s == pytest.approx(5.0 + 6.0 + 9.0)
     assert found.others_s == pytest.approx(0.0)
-    # The machine that was shared the most is told.
-    uses = [ten_seconds(10.0, 0.0, 0.0), ten_seconds(10.0, 10.0, 10.0, replace(START, machine="b"))]
+
+
+def test_the_machine_that_was_shared_most_is_reported() -> None:
+    uses = [
+        use_of_10_s(own=10.0, others=0.0, waited=0.0),
+        use_of_10_s(own=10.0, others=10.0, waited=10.0, start=replace(START, machine="b")),
+    ]
     assert contention(uses) == contention(uses[::-1]) == contention(uses[1:])
 
 
@@ -108,13 +122,10 @@ def test_ranks_and_workers_are_no_strangers_and_the_machine_that_was_shared_the_
     ],
 )
 def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, name: str) -> None:
-    found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
+    found = contention([replace(use_of_10_s(own=10.0, others=0.0, waited=0.0, start=START), gpu=gpu)])
     assert found.gpu == gpu
     assert found.is_shared == shared
     assert_stored(name, {"lines": contention_lines(found)})
-
-
-# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def _proc(folder: Path, **files: str) -> Path:
@@ -147,14 +158,16 @@ def _cpu_lines(tick: int) -> str:
     return ours + f"cpu9999 {50 * tick} 0 0 0 0 0 0 0 0 0\n"
 
 
-def test_a_reading_is_of_our_cpus_and_of_what_we_started_or_unknown(tmp_path: Path) -> None:
+def test_a_reading_is_of_our_cpus_and_children(tmp_path: Path) -> None:
     found = cpu_reading(_proc(tmp_path), tmp_path / "none")
     ours = len(os.sched_getaffinity(0))
     assert (found.busy_s, found.stolen_s, found.machine) == (13.0 * ours, 1.0 * ours, "here\n")
     assert found.own_s == {os.getpid(): 6.0, 70: 4.0}
     assert found.waited_s == {os.getpid(): 2.5, 71: 0.5, 70: 0.25}
     assert (found.pressure_s, found.throttled_s) == (1.5, None)
-    # Where there is no proc nothing is known.
+
+
+def test_without_proc_the_reading_is_unknown(tmp_path: Path) -> None:
     assert cpu_reading(tmp_path / "none") is None
     assert cpu_reading(_proc(tmp_path, stat="of another kind\ncpu0 x\n")) is None
 
@@ -166,7 +179,7 @@ def test_a_reading_is_of_our_cpus_and_of_what_we_started_or_unknown(tmp_path: Pa
         ("3:cpu,cpuacct:/mine\n", "cpu,cpuacct/mine/cpu.stat", "nr_periods 5\nthrottled_time 2500000000\n"),
     ],
 )
-def test_limits_and_pressure_are_of_our_control_group(tmp_path: Path, cgroup: str, file: str, text: str) -> None:
+def test_limits_are_of_our_control_group(tmp_path: Path, cgroup: str, file: str, text: str) -> None:
     groups = tmp_path / "cgroup"
     (groups / file).parent.mkdir(parents=True)
     (groups / "cgroup.controllers").write_text("cpu")
@@ -176,15 +189,7 @@ def test_limits_and_pressure_are_of_our_control_group(tmp_path: Path, cgroup: st
     assert (found.throttled_s, found.pressure_s) == (2.5, 3.0)
 
 
-# -- for real ---------------------------------------------------------------------------------------------------------
-
-
-def _spin(until: float) -> None:
-    while time.perf_counter() < until:
-        pass
-
-
-def test_a_hog_on_every_cpu_is_seen() -> None:
+def test_load_on_every_cpu_is_measured() -> None:
     hogs = [subprocess.Popen(["sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE, start_new_session=True)
             for _ in os.sched_getaffinity(0)]  # fmt: skip
     try:
@@ -193,7 +198,9 @@ def test_a_hog_on_every_cpu_is_seen() -> None:
         # Hogs that we started ourselves are ours, so they are left out by hand.
         strangers = {hog.pid for hog in hogs}
         begin = _without(strangers)
-        _spin(time.perf_counter() + 2.0)
+        until_s = time.perf_counter() + 2.0
+        while time.perf_counter() < until_s:
+            pass
         found = contention([CpuUse(begin, _without(strangers))])
     finally:
         for hog in hogs:

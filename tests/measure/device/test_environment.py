@@ -1,4 +1,4 @@
-"""What the record says of this machine, against other sources."""
+"""What is recorded about this machine, against other sources."""
 
 import platform
 import shutil
@@ -16,7 +16,7 @@ from lm_profiler.measure.device.environment import device_name, environment, git
 CPU = torch.device("cpu")
 
 
-def test_versions_machine_and_flags_are_those_of_now() -> None:
+def test_facts_of_the_environment_are_current() -> None:
     found = environment(CPU, 2)
     assert found.versions["torch"] == torch.__version__
     assert found.versions["lightning"] == lightning.__version__
@@ -36,7 +36,7 @@ def test_versions_machine_and_flags_are_those_of_now() -> None:
     assert environment(CPU, 1).flags["float32_matmul_precision"] == before
 
 
-def test_an_apple_gpu_says_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apple_gpu_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the table of peaks has it; torch.mps, unlike the other devices' modules, has no get_device_name."""
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M1 Max")
     found = peak(device_name(torch.device("mps")), "float32")

@@ -19,67 +19,69 @@ CLOCK = count(1e9, 1e6)
 """Each reading is so much later that the one before is not fresh."""
 
 
-def read(
+def ceiling_of(
     folder: Path | None,
     gflops: float,
     dtype: torch.dtype = torch.float32,
     now_s: float | None = None,
     device: torch.device = CPU,
 ) -> tuple[float | None, list[str]]:
-    """The ceiling in GFLOP/s where a probe finds ``gflops``, and what is said."""
-    said: list[str] = []
+    """Return the ceiling in GFLOP/s if a probe finds ``gflops``, and the notes."""
+    notes: list[str] = []
     clock = lambda: next(CLOCK) if now_s is None else now_s  # noqa: E731
-    found = known_ceiling(device, dtype, said.append, folder, lambda *_: gflops * 1e9, clock)
-    return None if found is None else round(found / 1e9, 3), said
+    found = known_ceiling(device, dtype, notes.append, folder, lambda *_: gflops * 1e9, clock)
+    return None if found is None else round(found / 1e9, 3), notes
 
 
-def test_readings_that_agree_are_kept_for_a_while_and_a_shared_machine_is_found_out(tmp_path: Path) -> None:
-    assert read(tmp_path, 190) == (190, [])
-    assert read(tmp_path, 198) == (198, [])
-    assert read(tmp_path, 170) == (198, [])
+def test_readings_that_agree_are_kept_for_a_while(tmp_path: Path) -> None:
+    assert ceiling_of(tmp_path, 190) == (190, [])
+    assert ceiling_of(tmp_path, 198) == (198, [])
+    assert ceiling_of(tmp_path, 170) == (198, [])
 
     def copied(gb: float) -> float | None:
         return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9, lambda: next(CLOCK))
 
-    assert read(tmp_path, 198) == (198, [])
+    assert ceiling_of(tmp_path, 198) == (198, [])
     assert (copied(16.0), copied(8.0), copied(32.0), copied(31.0)) == (16e9, 16e9, 32e9, 32e9)
-    assert read(tmp_path, 190) == (198, [])
+    assert ceiling_of(tmp_path, 190) == (198, [])
     assert known_copy_rate(CPU, tmp_path, lambda _: None) is None
-    # Nothing is read anew soon after two readings agreed.
+
+
+def test_nothing_is_read_again_soon_after_two_agreed(tmp_path: Path) -> None:
     fresh, shared = tmp_path / "fresh", tmp_path / "shared"
-    assert read(fresh, 190, now_s=1000.0) == (190, [])
-    assert read(fresh, 198, now_s=1001.0) == (198, [])  # one alone has agreed with none
-    assert read(fresh, 100, now_s=1001.0 + module.FRESH_S - 1.0) == (198, [])
-    assert read(fresh, 100, now_s=1001.0 + module.FRESH_S)[0] is None
-    assert read(fresh, 100, now_s=999.0)[0] is None  # the clock was set back
+    assert ceiling_of(fresh, 190, now_s=1000.0) == (190, [])
+    assert ceiling_of(fresh, 198, now_s=1001.0) == (198, [])  # one alone has agreed with none
+    assert ceiling_of(fresh, 100, now_s=1001.0 + module.FRESH_S - 1.0) == (198, [])
+    assert ceiling_of(fresh, 100, now_s=1001.0 + module.FRESH_S)[0] is None
+    assert ceiling_of(fresh, 100, now_s=999.0)[0] is None  # the clock was set back
     rates = iter([16e9, 8e9, 17e9])
     now_s = iter([0.0, 1.0, 2.0, 3.0, 4.0])
-    told = [known_copy_rate(CPU, fresh, lambda _: next(rates), lambda: next(now_s)) for _ in range(5)]
-    assert told == [16e9, 16e9, 17e9, 17e9, 17e9]
+    rates_found = [known_copy_rate(CPU, fresh, lambda _: next(rates), lambda: next(now_s)) for _ in range(5)]
+    assert rates_found == [16e9, 16e9, 17e9, 17e9, 17e9]
     # A first reading of a shared machine is found out by the next.
-    assert read(shared, 20) == (20, [])
-    ceiling, (said,) = read(shared, 198)
+    assert ceiling_of(shared, 20) == (20, [])
+    ceiling, (note,) = ceiling_of(shared, 198)
     assert ceiling is None
-    assert "198 GFLOP/s" in said
-    assert "20 GFLOP/s" in said
-    assert read(shared, 190) == (198, [])
+    assert "198 GFLOP/s" in note
+    assert "20 GFLOP/s" in note
+    assert ceiling_of(shared, 190) == (198, [])
 
 
 @pytest.mark.parametrize("now", [0.005, 100.0, 157.0])
-def test_a_reading_that_is_far_below_judges_nothing_and_is_not_kept(now: float, tmp_path: Path) -> None:
-    read(tmp_path, 198)
-    ceiling, (said,) = read(tmp_path, now)
+def test_a_reading_far_below_is_not_kept(now: float, tmp_path: Path) -> None:
+    ceiling_of(tmp_path, 198)
+    ceiling, (note,) = ceiling_of(tmp_path, now)
     assert ceiling is None
-    assert said.startswith("ceiling unknown")
-    assert f"{now:g} GFLOP/s" in said
-    assert "198 GFLOP/s" in said
-    assert str(tmp_path) in said
-    assert read(tmp_path, 195) == (198, [])
+    assert note.startswith("ceiling unknown")
+    assert f"{now:g} GFLOP/s" in note
+    assert "198 GFLOP/s" in note
+    assert str(tmp_path) in note
+    assert ceiling_of(tmp_path, 195) == (198, [])
 
 
-def test_each_dtype_precision_and_number_of_threads_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert read(tmp_path, 198) == (198, [])
-    assert read(tmp_path, 20, torch.bfloat16) == (20, [])
+def test_each_configuration_has_its_own_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert ceiling_of(tmp_path, 198) == (198, [])
+    assert ceiling_of(tmp_path, 20, torch.bfloat16) == (20, [])
     read_text = Path.read_text
 
     def of_another_cpu(path: Path, *given: Any, **named: Any) -> str:
@@ -93,26 +95,29 @@ def test_each_dtype_precision_and_number_of_threads_has_its_own(tmp_path: Path, 
     ):
         with monkeypatch.context() as patch:
             patch.setattr(of, name, value)
-            assert read(tmp_path, 10) == (10, [])
+            assert ceiling_of(tmp_path, 10) == (10, [])
     for name in ("Apple M1", "Apple M2"):
         monkeypatch.setattr(torch.backends.mps, "get_name", lambda name=name: name)
-        assert read(tmp_path, 5, device=torch.device("mps")) == (5, [])
-    assert read(tmp_path, 198) == (198, [])
+        assert ceiling_of(tmp_path, 5, device=torch.device("mps")) == (5, [])
+    assert ceiling_of(tmp_path, 198) == (198, [])
 
 
-def test_no_reading_keeps_nothing_and_the_cache_is_where_users_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_reading_is_not_kept(tmp_path: Path):
     assert known_ceiling(CPU, torch.float32, pytest.fail, tmp_path, lambda *_: None) is None
     assert not list(tmp_path.iterdir())
     taken = tmp_path / "taken"
     taken.touch()
-    assert read(taken, 198) == (198, [])
-    assert read(taken, 20) == (20, [])
-    assert read(taken / "below", 20) == (20, [])
-    assert read(tmp_path / ("x" * 300), 20) == (20, [])  # not even to be asked for; as a folder without search rights
-    # The users cache folder is where they say.
+    assert ceiling_of(taken, 198) == (198, [])
+    assert ceiling_of(taken, 20) == (20, [])
+    assert ceiling_of(taken / "below", 20) == (20, [])
+    too_long_a_name = "x" * 300  # the file cannot be read, as in a folder without search rights
+    assert ceiling_of(tmp_path / too_long_a_name, 20) == (20, [])
+
+
+def test_the_cache_is_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert cache_folder() == tmp_path / "cache" / "lm_profiler"
-    assert read(None, 198) == (198, [])
+    assert ceiling_of(None, 198) == (198, [])
     assert len(list(cache_folder().iterdir())) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
     for unset in ("", "relative/is/ignored"):
@@ -128,8 +133,8 @@ def test_no_reading_keeps_nothing_and_the_cache_is_where_users_say(tmp_path: Pat
     ],
 )
 def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
-    read(tmp_path, 198)
+    ceiling_of(tmp_path, 198)
     (file,) = tmp_path.iterdir()
     file.write_text(text)
-    assert read(tmp_path, 20) == (20, [])
+    assert ceiling_of(tmp_path, 20) == (20, [])
     assert json.loads(file.read_text()) == {"flops_per_s": 20e9}

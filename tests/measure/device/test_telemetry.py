@@ -20,7 +20,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """One H100 under load. ``lacks`` names what it does not support, ``reasons`` tells the bits of each sample."""
+    """One H100 under load. ``lacks`` names what it does not support, ``reasons`` gives the bits of each sample."""
 
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
     NVMLError = NVMLError
@@ -31,7 +31,7 @@ class FakeNvml:
         self.samples = 0
         self.threads: set[str] = set()
         self.sampled = threading.Event()
-        self.asked_for: list[str] = []
+        self.uuids: list[str] = []
         self.mig = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class FakeNvml:
             raise NVMLError("Driver Not Loaded")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        self.asked_for.append(uuid)
+        self.uuids.append(uuid)
         return "handle"
 
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
@@ -100,7 +100,7 @@ def _read(nvml: FakeNvml) -> Telemetry:
     return telemetry.stop()
 
 
-def test_a_reading_says_it_all_in_si_units_and_only_its_own_thread_asks() -> None:
+def test_a_reading_is_in_si_units() -> None:
     nvml = FakeNvml()
     reading = _read(nvml)
     assert reading.samples == nvml.samples >= 40
@@ -121,7 +121,7 @@ def test_a_reading_says_it_all_in_si_units_and_only_its_own_thread_asks() -> Non
     assert "lm_profiler telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_it_starts_anew_and_finds_the_samples_of_a_step() -> None:
+def test_a_step_has_its_samples() -> None:
     """Samples of 1410 and 1440 MHz in turns, one each 0.1 s; from the fourth on the power is capped."""
     nvml = FakeNvml(reasons=lambda sample: 0x4 if sample >= 3 else 0)
     telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4, clock=Seconds())
@@ -132,7 +132,9 @@ def test_it_starts_anew_and_finds_the_samples_of_a_step() -> None:
     assert telemetry.readings_between(0.15, 0.35) == (pytest.approx(1.425e9), [])
     assert telemetry.readings_between(0.35, 0.75) == (pytest.approx(1.425e9), ["power cap"])
     assert telemetry.readings_between(0.12, 0.18) == (None, None)
-    # It starts anew and stops without a start.
+
+
+def test_sampling_can_start_again() -> None:
     nvml = FakeNvml()
     telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=60)
     assert telemetry.stop() is None
@@ -143,7 +145,7 @@ def test_it_starts_anew_and_finds_the_samples_of_a_step() -> None:
     assert telemetry.stop() is None
 
 
-def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
+def test_figures_that_a_gpu_does_not_support_are_unknown() -> None:
     reading = _read(FakeNvml("nvmlDeviceGetTotalEnergyConsumption"))
     assert (reading.energy_source, reading.energy_j) == (None, None)
     assert reading.median_power_w == pytest.approx(500)
@@ -159,7 +161,8 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s", "gpus")} == {None}
     assert reading.clock_share is None
 
-    # An old pynvml has few functions, and no errors of its own.
+
+def test_an_old_pynvml_is_enough() -> None:
     old_nvml = SimpleNamespace(nvmlDeviceGetPowerUsage=lambda handle: 250_000)
     telemetry = TelemetrySampler(Gpu("handle", old_nvml, "GPU-0"))
     telemetry.start()
@@ -171,7 +174,7 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     assert reading.median_power_w is not None
 
 
-def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples_also_by_an_older_driver() -> None:
+def test_reasons_are_named_from_a_twentieth_of_the_samples_on() -> None:
     def reasons(sample: int) -> int:
         idle_and_set_clocks = 0x3
         rare = 0x10 if sample == 0 else 0
@@ -185,7 +188,7 @@ def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples_also_by_an
     "mask, names",
     [
         (0x8, ("hardware slowdown",)),
-        (0x48, ("thermal (hardware)",)),  # the general bit says nothing more
+        (0x48, ("thermal (hardware)",)),  # the general bit adds nothing
         (0x88, ("power brake",)),
         (0x24, ("power cap", "thermal (software)")),
         (0x3, ()),
@@ -199,7 +202,7 @@ def test_the_bits_of_nvml_are_named(mask: int, names: tuple[str, ...]) -> None:
 def test_the_device_is_found_by_its_uuid(uuid: str) -> None:
     nvml = FakeNvml()
     assert gpu_of(CUDA, nvml, SimpleNamespace(uuid=uuid)) is not None
-    assert nvml.asked_for == ["GPU-0a1b2c3d-0000-1111-2222-333344445555"]
+    assert nvml.uuids == ["GPU-0a1b2c3d-0000-1111-2222-333344445555"]
 
 
 @pytest.mark.parametrize("lacks", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
@@ -226,7 +229,7 @@ def card(number: int, **changes: Any) -> Telemetry:
     return Telemetry(**{**facts, **changes})
 
 
-def test_of_several_cards_energy_adds_up_and_the_slowest_and_hottest_count() -> None:
+def test_energy_of_several_gpus_adds_up() -> None:
     found = combine_telemetry([card(n) for n in range(8)])
     assert (found.energy_j, found.energy_source) == (40_000.0, "counter")
     assert (found.median_power_w, found.power_limit_w) == (4000.0, 5600.0)
@@ -239,13 +242,15 @@ def test_of_several_cards_energy_adds_up_and_the_slowest_and_hottest_count() -> 
     assert (found.clock_share, found.median_sm_clock_hz, found.median_temperature_c) == (0.5, 0.99e9, 88.0)
     assert found.throttle_reasons == ["power cap"]
     assert found.samples == 100
-    # Ranks that share a card count it once.
+
+
+def test_ranks_that_share_a_gpu_count_it_once() -> None:
     assert combine_telemetry([card(0), card(0)]) == card(0)
     found = combine_telemetry([card(0), card(0), card(1)])
     assert found.energy_j == 10_000.0
 
 
-def test_what_a_card_or_its_driver_does_not_say_is_unknown() -> None:
+def test_figures_that_a_driver_lacks_are_unknown() -> None:
     found = combine_telemetry([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
     assert (found.energy_j, found.energy_source) == (None, None)
     assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
@@ -253,7 +258,9 @@ def test_what_a_card_or_its_driver_does_not_say_is_unknown() -> None:
     assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
     assert combine_telemetry([None, None]) is None
     assert combine_telemetry([card(0)]) == card(0)
-    # A slice a card that is not found and a cpu have none.
+
+
+def test_a_slice_and_a_cpu_have_no_figures() -> None:
     sliced = FakeNvml()
     sliced.mig = 1
     assert gpu_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None

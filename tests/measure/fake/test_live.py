@@ -36,7 +36,7 @@ def test_storages_count_from_their_making_to_their_end(fake: bool) -> None:
     assert live.peaks() == (0, None, None)
 
 
-def test_what_was_there_before_counts_once_it_is_seen_and_so_do_gradients_and_what_autograd_saved() -> None:
+def test_earlier_storages_count_from_their_first_use() -> None:
     before, live = torch.empty(MIB, dtype=torch.uint8), LiveBytes()
     live.count_storages([before, before.view(2, -1)])
     assert live.held_bytes == MIB
@@ -57,7 +57,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.mark.parametrize(
-    "asked, given, reserved",
+    "requested, given, reserved",
     [
         (1, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
@@ -69,13 +69,13 @@ KIB, MIB = 1 << 10, 1 << 20
         (40 * MIB + 1, 40 * MIB + 512, 42 * MIB),  # more is left, and is
     ],
 )
-def test_a_block_is_what_was_asked_for_rounded_up_and_what_is_not_worth_a_split(asked: int, given: int, reserved: int):
+def test_blocks_are_rounded_up(requested: int, given: int, reserved: int):
     blocks = CachingAllocator()
-    blocks.allocate(asked)
+    blocks.allocate(requested)
     assert (blocks.used_bytes, blocks.reserved_bytes) == (given, reserved)
 
 
-def test_free_blocks_grow_together_the_smallest_that_is_large_enough_is_taken_and_unused_segments_go_back() -> None:
+def test_neighbouring_free_blocks_merge() -> None:
     blocks = CachingAllocator()
     a, b, c = (blocks.allocate(5 * MIB) for _ in range(3))
     assert blocks.reserved_bytes == 20 * MIB
@@ -84,7 +84,9 @@ def test_free_blocks_grow_together_the_smallest_that_is_large_enough_is_taken_an
     assert blocks.used_bytes == 0
     assert blocks.allocate(20 * MIB).size == 20 * MIB
     assert blocks.reserved_bytes == 20 * MIB
-    # The smallest that is large enough is taken whole if little would be left.
+
+
+def test_the_smallest_sufficient_block_is_taken() -> None:
     blocks = CachingAllocator()
     large, small = blocks.allocate(30 * MIB), blocks.allocate(12 * MIB)
     for block in (large, small):
@@ -92,7 +94,9 @@ def test_free_blocks_grow_together_the_smallest_that_is_large_enough_is_taken_an
     assert blocks.allocate(11 * MIB).size == 12 * MIB
     assert blocks.allocate(11 * MIB).size == 11 * MIB
     assert (blocks.used_bytes, blocks.reserved_bytes) == (23 * MIB, 42 * MIB)
-    # Segments of which nothing is used go back.
+
+
+def test_unused_segments_are_released() -> None:
     blocks = CachingAllocator()
     a, b, c = blocks.allocate(30 * MIB), blocks.allocate(5 * MIB), blocks.allocate(5 * MIB)
     blocks.free(a)

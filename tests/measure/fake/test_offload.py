@@ -45,7 +45,7 @@ def peaks(context: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"pin_memory": True}])
-def test_what_is_saved_on_the_cpu_is_not_held_and_comes_back_one_by_one(options: Any) -> None:
+def test_tensors_saved_on_the_cpu_come_back_one_by_one(options: Any) -> None:
     plain_forward, plain_peak = peaks(nn.Identity() and saved_tensors_hooks(lambda x: x, lambda x: x))
     forward, peak = peaks(save_on_cpu(**options))
     assert plain_forward >= LAYERS * ACTIVATION
@@ -101,11 +101,13 @@ def test_states_on_the_host_cannot_be_planned(make_state: Any) -> None:
         held_by_step(lambda weights: Adam(weights, make_state))
 
 
-def test_states_on_the_weights_device_are_planned_with_the_bytes_that_they_hold() -> None:
+def test_optimizer_states_have_their_bytes() -> None:
     """As torchao and bitsandbytes make them: the device of a fake weight is the host by name alone."""
     held = held_by_step(lambda weights: Adam(weights, lambda weight: torch.zeros_like(weight).to(weight.device)))
     assert held == 4 * WIDTH * WIDTH + 512  # and the count of steps, in the allocator's smallest block
-    # States of eight bits are held as such.
+
+
+def test_states_of_eight_bits_hold_one_byte() -> None:
     assert held_by_step(lambda weights: Adam(weights, quantized)) == BYTES_OF_STATE + 512
     # What the program moves by itself is no state.
     with FakeWorld((9, 0)).inside():
@@ -117,7 +119,7 @@ class DeepSpeedCPUAdam(torch.optim.SGD):
 
 
 class PagedAdamW8bit(torch.optim.SGD):
-    """What bitsandbytes' paged optimizers say of themselves."""
+    """Attributes of bitsandbytes' paged optimizers."""
 
     is_paged = True
 

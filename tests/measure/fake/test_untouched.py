@@ -53,7 +53,7 @@ def test_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks copies of this process")
-def test_what_disturbs_nobody_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_writes_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
     def do() -> None:

@@ -36,23 +36,29 @@ def test_each_cause_is_counted_as_it_comes_to_be() -> None:
     assert holdings(module, [optimizer], CPU) == Holdings(size, 0, states, buffers)
 
 
-def test_each_storage_counts_once_in_full_and_on_its_device() -> None:
+def test_each_storage_counts_once() -> None:
     module = nn.Sequential(_linear(), _linear())
     module[1].weight = module[0].weight
     module.register_buffer("view", module[0].weight.detach()[2:])
     assert holdings(module, [], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
     assert holdings(module, [torch.optim.SGD(module.parameters())], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
-    # A storage counts in full even if a view of it is what is held.
+
+
+def test_a_storage_counts_in_full_if_a_view_is_held() -> None:
     module = _linear()
     module.weight = nn.Parameter(torch.zeros(50, 10)[:10])
     assert holdings(module, [], CPU).parameters == 500 * FLOAT
-    # Master weights that only the optimizer knows are its states.
+
+
+def test_master_weights_are_optimizer_states() -> None:
     module = _linear().bfloat16()
     master = nn.Parameter(module.weight.detach().float())
     master.grad = torch.zeros_like(master)
     held = holdings(module, [torch.optim.SGD([master])], CPU)
     assert held == Holdings(200, 100 * FLOAT, 100 * FLOAT, 0)
-    # What lies on another device does not count.
+
+
+def test_storages_of_another_device_do_not_count() -> None:
     module = nn.Sequential(_linear(), _linear().to("meta"))
     assert holdings(module, [], CPU).parameters == 100 * FLOAT
     assert holdings(module, [], torch.device("meta")).parameters == 100 * FLOAT
@@ -68,7 +74,7 @@ def world_of_two() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("world_of_two")
-def test_of_a_sharded_tensor_the_local_part_counts() -> None:
+def test_only_the_local_part_of_a_sharded_tensor_counts() -> None:
     module = _linear()
     mesh = init_device_mesh("cpu", (2,))
     module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
@@ -76,7 +82,7 @@ def test_of_a_sharded_tensor_the_local_part_counts() -> None:
     assert holdings(module, [], CPU) == Holdings(50 * FLOAT, 50 * FLOAT, 0, 0)
 
 
-def test_a_peak_is_split_and_its_remainder_is_the_rest() -> None:
+def test_the_causes_of_a_peak_add_up() -> None:
     held = Holdings(100, 50, 200, 5)
     assert split_by_cause(1000, held).model_dump() == {
         "parameters": 100,
@@ -136,7 +142,7 @@ def loop() -> Iterator[Loop]:
     loop.reader.stop()  # else hooks of autograd are left
 
 
-def test_each_part_has_what_was_held_during_it_where_its_peak_was_highest(loop: Loop) -> None:
+def test_each_part_has_the_causes_at_its_highest_peak(loop: Loop) -> None:
     size = 200 * FLOAT
     loop.step((2000, 3000, 4000, 5000))
     assert loop.reader.by_part() == {
@@ -147,13 +153,11 @@ def test_each_part_has_what_was_held_during_it_where_its_peak_was_highest(loop: 
     }
     loop.step((6000, 2900, 4000, 5000))
     held = loop.reader.by_part()
-    assert held["forward"] == split_by_cause(
-        6000, Holdings(size, 0, size, 0)
-    )  # the optimizer's states are there by now
+    assert held["forward"] == split_by_cause(6000, Holdings(size, 0, size, 0))  # the optimizer has states by now
     assert held["backward"] == split_by_cause(3000, Holdings(size, size, 0, 0))
 
 
-def test_what_lies_between_steps_or_outside_is_in_no_part(loop: Loop) -> None:
+def test_memory_outside_of_steps_is_in_no_part(loop: Loop) -> None:
     loop.part(OTHER, 1000)
     loop.reader(OUTSIDE)
     loop.peak.now = 9000
@@ -188,7 +192,7 @@ def test_gradients_count_as_far_as_they_had_come_at_the_peak(loop: Loop, peaks: 
     assert loop.reader.by_part()["backward"] == split_by_cause(3000, Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0))
 
 
-def test_accumulated_gradients_are_there_at_once_and_no_hook_is_left(loop: Loop) -> None:
+def test_accumulated_gradients_are_counted_at_once(loop: Loop) -> None:
     loop.reader.start()
     for peak in (1000, 3000):
         loss = loop.module(torch.ones(2, 10)).sum()
@@ -196,7 +200,9 @@ def test_accumulated_gradients_are_there_at_once_and_no_hook_is_left(loop: Loop)
         loss.backward()
         loop.reader(OTHER)
     assert loop.reader.by_part()["backward"].gradients == 200 * FLOAT
-    # After stop no hook is left.
+
+
+def test_after_stop_no_hook_is_left(loop: Loop) -> None:
     loop.reader.start()
     loop.reader.stop()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())

@@ -69,7 +69,7 @@ def test_each_allocators_message_is_read(message: str, expected: tuple[float | N
     }
 
 
-def test_the_cpus_and_numpys_real_errors_say_what_was_asked_for() -> None:
+def test_real_errors_name_the_requested_bytes() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50, dtype=torch.uint8)
     cause = oom_cause(caught.value, CPU)
@@ -110,7 +110,7 @@ class Recording:
         return {"segments": [], "device_traces": [[]]}
 
 
-def test_a_history_is_recorded_and_a_dump_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_history_is_recorded(tmp_path: Path) -> None:
     torchs = Recording()
     history = MemoryHistory(torchs.record, torchs.snapshot, max_entries=7)
     history.stop()  # nothing runs yet: torch is not asked
@@ -124,7 +124,9 @@ def test_a_history_is_recorded_and_a_dump_that_fails_leaves_what_was_there(tmp_p
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["memory_snapshot.pickle"]
     assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == torchs.snapshot()
-    # A dump that fails leaves what was there.
+
+
+def test_a_dump_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "memory_snapshot.pickle"
     path.write_bytes(b"before")
     history = MemoryHistory(Recording().record, lambda: lambda: None)  # a lambda cannot be pickled
@@ -134,7 +136,7 @@ def test_a_history_is_recorded_and_a_dump_that_fails_leaves_what_was_there(tmp_p
     assert path.read_bytes() == b"before"
 
 
-def test_what_an_allocator_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_that_an_allocator_lacks_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = {"allocated_bytes.all.peak": 70, "reserved_bytes.all.peak": 100, "active_bytes.all.peak": 70}
     nought = dict.fromkeys(("requested_bytes.all.peak", "inactive_split_bytes.all.peak", "num_alloc_retries"), 0)
     facts = facts_of({**counted, **nought, "num_ooms": 0}, 120)
@@ -150,7 +152,7 @@ def test_what_an_allocator_does_not_count_is_unknown(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.gpu
-def test_a_gpu_keeps_a_history_with_python_stacks_and_facts(tmp_path: Path) -> None:
+def test_a_gpu_keeps_a_history_with_python_stacks(tmp_path: Path) -> None:
     history = memory_history_of(CUDA)
     history.start()
     held = torch.empty(64 * MIB, dtype=torch.uint8, device=CUDA)

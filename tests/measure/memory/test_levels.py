@@ -21,24 +21,24 @@ CPU = torch.device("cpu")
 DISABLE = graph.disable_saved_tensors_hooks
 
 
-def unknown() -> None:
-    """The allocator does not say."""
+def not_offered() -> None:
+    """The allocator has no such figure."""
 
 
 def reader_of(
     module: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer] = (),
-    held: Callable[[], int | None] = unknown,
+    held: Callable[[], int | None] = not_offered,
     device: torch.device = CPU,
 ) -> HoldingsReader:
-    return HoldingsReader(module, optimizers, unknown, device, held)
+    return HoldingsReader(module, optimizers, not_offered, device, held)
 
 
 def levels_of(start: int, forward: int, backward: int | None, source: Literal["allocator", "counted"]) -> MemoryLevels:
     return MemoryLevels(start=start, forward=forward, backward=backward, source=source)
 
 
-def step(
+def levels_of_step(
     reader: HoldingsReader, forward: Callable[[], Tensor], then: Callable[[], object] | None = None
 ) -> MemoryLevels:
     """One step as the loop marks it."""
@@ -81,36 +81,38 @@ B, T, D = 3, 32, 16
         ("sdpa", FLOAT * B * T * D + FLOAT * B * T),
     ],
 )
-def test_what_attention_saves_for_backward_is_what_the_formula_says(name: str, saved: int) -> None:
+def test_attention_saves_what_the_formula_predicts(name: str, saved: int) -> None:
     module = QKV(name, B, 1, T, D)
     inputs = 3 * FLOAT * B * T * D
-    levels = step(reader_of(module), module)
+    levels = levels_of_step(reader_of(module), module)
     assert levels == levels_of(inputs, inputs + saved, 2 * inputs, "counted")
 
 
-def test_levels_have_gradients_and_states_and_not_what_checkpointing_does_not_save() -> None:
+def test_levels_contain_gradients_and_states() -> None:
     module = nn.Linear(10, 10, bias=False)
     optimizer = torch.optim.SGD(module.parameters(), momentum=0.9)
     reader = reader_of(module, [optimizer])
     size, batch = 100 * FLOAT, 2 * 10 * FLOAT
     x = torch.ones(2, 10)
-    first = step(reader, lambda: module(x).sum(), optimizer.step)
+    first = levels_of_step(reader, lambda: module(x).sum(), optimizer.step)
     assert first == levels_of(size, size + batch, 2 * size, "counted")
-    second = step(reader, lambda: module(x).sum())
+    second = levels_of_step(reader, lambda: module(x).sum())
     assert second == levels_of(3 * size, 3 * size + batch, 3 * size, "counted")
-    # What checkpointing does not save is not counted.
+
+
+def test_checkpointed_activations_are_not_counted() -> None:
     first, second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
     module = nn.Sequential(first, nn.ReLU(), second)
     x = torch.ones(2, 10)
-    plain = step(reader_of(module), lambda: module(x).sum())
+    plain = levels_of_step(reader_of(module), lambda: module(x).sum())
     module.zero_grad()
-    kept = step(reader_of(module), lambda: checkpoint(module, x, use_reentrant=False).sum())
+    kept = levels_of_step(reader_of(module), lambda: checkpoint(module, x, use_reentrant=False).sum())
     assert (plain.forward or 0) - (plain.start or 0) == 2 * 2 * 10 * FLOAT  # x; the ReLU's output, its own and second's
     assert (kept.forward or 0) - (kept.start or 0) == 2 * 10 * FLOAT  # x alone
     assert kept.backward == plain.backward
 
 
-def test_levels_are_of_the_batch_that_holds_the_most_and_of_no_backward_where_there_is_none() -> None:
+def test_levels_are_of_the_largest_batch() -> None:
     module = nn.Linear(10, 10, bias=False)
     reader = reader_of(module)
     for rows in (2, 3, 1):
@@ -122,7 +124,9 @@ def test_levels_are_of_the_batch_that_holds_the_most_and_of_no_backward_where_th
     reader.step_ended()
     size = 100 * FLOAT
     assert reader.levels == levels_of(size, 2 * size + 3 * 10 * FLOAT, 2 * size, "counted")
-    # A step without backward has no such level.
+
+
+def test_a_step_without_backward_has_no_backward_level() -> None:
     module = nn.Linear(10, 10, bias=False)
     reader = reader_of(module)
     reader(FORWARD)
@@ -130,12 +134,14 @@ def test_levels_are_of_the_batch_that_holds_the_most_and_of_no_backward_where_th
         module(torch.ones(2, 10))
     reader(OTHER)
     reader.step_ended()
-    assert reader.levels == levels_of(100 * FLOAT, 100 * FLOAT, None, "counted")
-    # Where the allocator says it is believed.
-    says = iter((0, 100, 700, 300))  # the first is asked for whether it does
+    assert reader.levels == levels_of(100 * FLOAT, 100 * FLOAT, backward=None, source="counted")
+
+
+def test_the_allocators_figures_are_preferred() -> None:
+    readings = iter((0, 100, 700, 300))  # the first only shows that the allocator has them
     module = nn.Linear(10, 10)
-    levels = step(reader_of(module, held=lambda: next(says)), lambda: module(torch.ones(2, 10)).sum())
-    assert levels == levels_of(100, 700, 300, "allocator")
+    levels = levels_of_step(reader_of(module, held=lambda: next(readings)), lambda: module(torch.ones(2, 10)).sum())
+    assert levels == levels_of(start=100, forward=700, backward=300, source="allocator")
 
 
 def _gradients(module: nn.Module) -> list[Tensor]:
@@ -170,13 +176,13 @@ def test_watching_changes_nothing_of_the_step(use: str) -> None:
     forward().backward()
     expected = _gradients(module)
     module.zero_grad()
-    step(reader_of(module), forward)
+    levels_of_step(reader_of(module), forward)
     assert all(torch.equal(a, b) for a, b in zip(_gradients(module), expected, strict=True))
     assert graph.disable_saved_tensors_hooks is DISABLE
     assert torch.func.grad(energy)(x).shape == x.shape  # no hooks are left
 
 
-def test_after_a_step_that_died_nothing_watches_and_what_the_graph_let_go_of_is_not_saved() -> None:
+def test_after_a_failed_step_no_hook_is_left() -> None:
     module = nn.Linear(4, 4)
     reader = reader_of(module)
     reader(FORWARD)
@@ -204,21 +210,21 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_module_is_not_compiled_again_and_says_what_its_graph_saves() -> None:
+def test_a_compiled_module_is_not_compiled_again() -> None:
     module = nn.Linear(10, 10, bias=False)
     compiled: Any = torch.compile(module, backend="aot_eager")
     x = torch.ones(2, 10)
     compiled(x).sum().backward()
     module.zero_grad()
     before = recompilations()
-    levels = step(reader_of(module), lambda: compiled(x).sum())
+    levels = levels_of_step(reader_of(module), lambda: compiled(x).sum())
     assert recompilations() == before
     size = 100 * FLOAT
     assert levels == levels_of(size, size + 2 * 10 * FLOAT, 2 * size, "counted")
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
+def test_on_a_gpu_the_allocator_confirms_what_attention_saves() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     b, t, d = 4, 1024, 64  # multiples of what the allocator rounds up to
     module = QKV("math", b, 1, t, d).to(device)
@@ -227,7 +233,7 @@ def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     inputs = 3 * FLOAT * b * t * d
-    levels = step(reader_of(module, held=lambda: torch.cuda.memory_allocated(device), device=device), module)
+    levels = levels_of_step(reader_of(module, held=lambda: torch.cuda.memory_allocated(device), device=device), module)
     assert levels.source == "allocator"
     assert levels.start == before
     saved = FLOAT * b * t * d + t * t + FLOAT * b * t * t

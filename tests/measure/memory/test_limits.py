@@ -18,11 +18,11 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def left(groups: Path) -> int | None:
+def bytes_left(groups: Path) -> int | None:
     return left_bytes(groups / "mounted", groups / "own")
 
 
-def group(above: Path, version: int, path: str, limit: str, used: int, of_files: int) -> None:
+def write_group(above: Path, version: int, path: str, limit: str, used: int, of_files: int) -> None:
     folder = above / "mounted" / ("memory" if version == 1 else "") / path
     folder.mkdir(parents=True, exist_ok=True)
     names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}[version]
@@ -34,24 +34,24 @@ def group(above: Path, version: int, path: str, limit: str, used: int, of_files:
 
 
 @pytest.mark.parametrize("version, own", [(1, "9:name=systemd:/\n4:cpu,memory:/{}\n0::/\n"), (2, "0::/{}\n")])
-def test_the_least_of_all_groups_counts_and_pages_of_files_are_given_back(groups: Path, version: int, own: str) -> None:
+def test_the_smallest_limit_of_all_groups_counts(groups: Path, version: int, own: str) -> None:
     (groups / "own").write_text(own.format("slurm/job_7/step_0"))
-    group(groups, version, "slurm/job_7/step_0", UNLIMITED[version], 10 * MB, 0)
-    group(groups, version, "slurm/job_7", str(1000 * MB), 900 * MB, 600 * MB)
-    group(groups, version, "slurm", str(4000 * MB), 900 * MB, 0)
-    assert left(groups) == 700 * MB
+    write_group(groups, version, "slurm/job_7/step_0", UNLIMITED[version], 10 * MB, 0)
+    write_group(groups, version, "slurm/job_7", str(1000 * MB), 900 * MB, 600 * MB)
+    write_group(groups, version, "slurm", str(4000 * MB), 900 * MB, 0)
+    assert bytes_left(groups) == 700 * MB
 
 
-def test_a_container_sees_its_own_group_where_the_root_is_and_without_limits_nothing_is_said(groups: Path) -> None:
-    assert left(groups) is None
+def test_a_container_has_its_own_group_as_root(groups: Path) -> None:
+    assert bytes_left(groups) is None
     (groups / "own").write_text("0::/\n")
-    assert left(groups) is None
+    assert bytes_left(groups) is None
     (groups / "own").write_text("0::/docker/4711\n")
-    group(groups, 2, "", str(1000 * MB), 1200 * MB, 0)
-    assert left(groups) == 0
+    write_group(groups, 2, "", str(1000 * MB), 1200 * MB, 0)
+    assert bytes_left(groups) == 0
 
 
 def test_addresses_are_limited_too(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = psutil.Process().memory_info().vms
     monkeypatch.setattr(resource, "getrlimit", lambda which: (taken + 500 * MB, resource.RLIM_INFINITY))
-    assert left(groups) == pytest.approx(500 * MB, rel=0.1)
+    assert bytes_left(groups) == pytest.approx(500 * MB, rel=0.1)

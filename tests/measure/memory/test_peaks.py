@@ -13,7 +13,7 @@ from lm_profiler.measure.memory.peaks import PartPeaks, ProcessProbe, available_
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import Peaks
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux tells peaks")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read as Linux has them")
 MEGABYTE = 2**20
 
 
@@ -52,7 +52,7 @@ def one_step(parts: PartPeaks, probe: FakeProbe, scale: int) -> Peaks:
     return parts.take_step()
 
 
-def test_a_peak_belongs_to_the_part_in_which_it_rose_and_the_largest_counts() -> None:
+def test_a_peak_belongs_to_the_part_in_which_it_rose() -> None:
     probe = FakeProbe()
     parts = PartPeaks(probe)
     assert one_step(parts, probe, 1) == (70, None, None)  # what lies outside of the step is no peak of it
@@ -80,7 +80,7 @@ def test_the_cpu_has_the_processs_memory_of_which_some_is_available() -> None:
 
 
 @linux
-def test_the_processs_peak_is_its_own_and_nothing_takes_it_away() -> None:
+def test_the_peak_of_the_process_is_its_own() -> None:
     code = """
 from resource import RUSAGE_SELF, getrusage
 import torch
@@ -110,7 +110,7 @@ print(before * 1024, probe.peaks()[2], of_part[2], getrusage(RUSAGE_SELF).ru_max
 
 
 @linux
-def test_what_the_parent_process_held_is_not_ours() -> None:
+def test_memory_of_the_parent_process_is_not_counted() -> None:
     """A sweep starts its cells from a process that may have held far more than they."""
     code = """
 import sys
@@ -129,7 +129,7 @@ print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text
     assert int(done.stdout) < 700 * MEGABYTE
 
 
-def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_are_read_from_the_allocators_nested_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     device, resets = torch.device("cuda", 0), []
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", resets.append)
     monkeypatch.setattr(torch.accelerator, "memory_allocated", {device: 7}.get)

@@ -20,7 +20,7 @@ def entry(action: str, address: int, size: int, at_us: int, frames: list[Any] | 
     return {"action": action, "addr": address, "size": size, "time_us": at_us, "frames": frames or [], "stream": 0}
 
 
-def seen(address: int, cause: str, name: str | None, *shape: int) -> SeenTensor:
+def seen_tensor(address: int, cause: str, name: str | None, *shape: int) -> SeenTensor:
     return SeenTensor(address, cause, name, shape, "float32")
 
 
@@ -28,20 +28,23 @@ def seen(address: int, cause: str, name: str | None, *shape: int) -> SeenTensor:
 def mark_log() -> MarkLog:
     """Marks 100 µs apart: data, forward, other, backward, other, optimizer, and the end."""
     clock = iter(range(100, 1000, 100))
-    marks = MarkLog(lambda: next(clock))
-    at_rest = [seen(WEIGHT, "parameters", "weight", 256), seen(STATE, "optimizer_states", "exp_avg of weight", 256)]
-    told: list[tuple[int, list[SeenTensor], list[SeenTensor] | None]] = [
+    log = MarkLog(lambda: next(clock))
+    at_rest = [
+        seen_tensor(WEIGHT, "parameters", "weight", 256),
+        seen_tensor(STATE, "optimizer_states", "exp_avg of weight", 256),
+    ]
+    marks: list[tuple[int, list[SeenTensor], list[SeenTensor] | None]] = [
         (DATA, at_rest, None),
         (FORWARD, [], None),
-        (OTHER, [], [seen(HIDDEN, "activations", None, 10, 25), seen(WEIGHT, "activations", None, 256)]),
+        (OTHER, [], [seen_tensor(HIDDEN, "activations", None, 10, 25), seen_tensor(WEIGHT, "activations", None, 256)]),
         (BACKWARD, [], None),
-        (OTHER, [seen(GRADIENT, "gradients", "gradient of weight", 256)], None),
+        (OTHER, [seen_tensor(GRADIENT, "gradients", "gradient of weight", 256)], None),
         (OPTIMIZER, [], None),
         (END, [], None),
     ]
-    for each in told:
-        marks(*each)
-    return marks
+    for mark in marks:
+        log(*mark)
+    return log
 
 
 def made_snapshot() -> dict[str, Any]:
@@ -67,7 +70,7 @@ def made_snapshot() -> dict[str, Any]:
     return {"device_traces": [history], "segments": [{"device": 0, "blocks": blocks}, {"device": 1, "blocks": [{}]}]}
 
 
-def test_a_history_is_told_by_cause_with_the_lines_that_asked(mark_log: MarkLog) -> None:
+def test_a_history_has_causes_and_lines(mark_log: MarkLog) -> None:
     timeline = timeline_from_snapshot(made_snapshot(), 0, mark_log)
     held = dict.fromkeys(timeline.causes, 0)
     assert timeline.bytes_after(0) == held | {"parameters": 1024, "optimizer_states": 1024}
@@ -86,7 +89,7 @@ def test_a_history_is_told_by_cause_with_the_lines_that_asked(mark_log: MarkLog)
     assert moments["before_optimizer"].gradients == 1024
 
 
-def test_what_counts_operators_is_not_what_made_a_tensor_and_without_a_step_there_is_none(mark_log: MarkLog) -> None:
+def test_our_own_frames_are_not_the_origin_of_a_tensor(mark_log: MarkLog) -> None:
     counting = [("/site-packages/torch/_ops.py", "__call__"), (flops.__file__, "__torch_dispatch__")] * 2
     ours = [{"filename": file, "line": 1, "name": name} for file, name in counting]
     snapshot = made_snapshot()
