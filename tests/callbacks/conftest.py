@@ -13,7 +13,7 @@ from counted_apart import CountedApart
 @pytest.fixture(autouse=True, scope="module")
 def no_rates() -> Iterator[None]:
     """Leave the ceiling and the bandwidth of this machine unknown; to read them takes half a second a run."""
-    with warm.with_rates(None, None):
+    with warm.with_rates(flops_per_s=None, bytes_per_s=None):
         yield
 
 

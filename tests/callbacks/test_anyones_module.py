@@ -28,7 +28,7 @@ STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}  # wi
 
 
 def short(**options: Any) -> TrainingProfiler:
-    return instruments(1, 3, memory=1, trace=1, actions=3, **options)
+    return instruments(warmup=1, measure=3, memory=1, trace=1, actions=3, **options)
 
 
 @pytest.mark.parametrize("make", [BoringModel, ManualOptimBoringModel])
@@ -43,7 +43,7 @@ def test_a_demo_module_untouched(tmp_path: Path, make: Callable[[], LightningMod
     assert record.status == "ok"
     assert record.steps == STEPS
     assert not record.notes
-    assert record.memory.measured.allocated_peak is None  # the CPU has no allocator that says
+    assert record.memory.measured.allocated_peak is None  # the CPU has no allocator that counts
     # A process with torch in it holds more than 100 MiB, and no more than this machine has.
     assert 2**27 < (record.memory.measured.resident_peak or 0) < 2**42
     assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == sum(STEPS.values())
@@ -53,15 +53,15 @@ def test_a_demo_module_untouched(tmp_path: Path, make: Callable[[], LightningMod
     for phase in ("data", "transfer", "forward", "zero_grad", "backward", "optimizer"):
         summary = record.time[phase]
         assert summary.min > 0, phase
-    assert record.throughput.tokens_per_s is None  # the module does not say how many tokens a batch holds
+    assert record.throughput.tokens_per_s is None  # the module does not count its tokens
     assert set(vars(module)) - before <= {"_trainer", "_hparams", "_example_input_array"}
 
 
 class Sections(Callback):
-    """Uses the Trainer's profiler in every step, and keeps what it says of itself."""
+    """Uses the Trainer's profiler in every step, and keeps what the profiler reports about itself."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[Any, ...]] = []
+        self.received: list[tuple[Any, ...]] = []
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ class Sections(Callback):
         counts = {name: len(times) for name, times in profiler.recorded_durations.items() if "my section" in name}
         rows = sum("my section" in line for line in profiler.summary().splitlines())
         kinds = type(profiler).__name__, isinstance(profiler, SimpleProfiler), type(copied)
-        self.said.append((section, counts, rows, *kinds, repr(profiler).partition(" object")[0]))
+        self.received.append((section, counts, rows, *kinds, repr(profiler).partition(" object")[0]))
         if args[-1] == 3:
             profiler.describe()
 
@@ -78,9 +78,9 @@ class Sections(Callback):
 @pytest.mark.parametrize(
     "watch, make", [(False, ManualOptimBoringModel), (True, BoringModel)], ids=["stages, by hand", "watched"]
 )
-def test_the_users_profiler_is_his_own_while_we_mark(tmp_path: Path, watch: bool, make: Callable[[], LightningModule]):
+def test_the_users_own_profiler_is_unchanged(tmp_path: Path, watch: bool, make: Callable[[], LightningModule]):
     """Its class, its summary, its report, its attributes and its actions are as without us, from first to last."""
-    said, reports, actions = [], [], []
+    printed, reports, actions = [], [], []
     for name, callbacks in (("plain", []), ("ours", [short(stop_when_done=False, watch=watch)])):
         folder = tmp_path / name
         sections = Sections()
@@ -88,13 +88,13 @@ def test_the_users_profiler_is_his_own_while_we_mark(tmp_path: Path, watch: bool
         trainer = trainer_with([sections, *callbacks], tmp_path, profiler=users, max_steps=24)
         trainer.fit(make())
         assert type(users) is SimpleProfiler
-        said.append(sections.said)
+        printed.append(sections.received)
         times = {name: len(taken) for name, taken in users.recorded_durations.items() if "TrainingProfiler" not in name}
         actions.append(times)
         (report,) = folder.glob("fit-users*")
         reports.append(report.read_text().count("FIT Profiler Report"))
-    assert len(said[0]) == 24
-    assert said[1] == said[0]
+    assert len(printed[0]) == 24
+    assert printed[1] == printed[0]
     assert reports[1] == reports[0] == 2
     # One more batch may be asked for, or one less: the loop learns in another way that it is to end.
     asked = "[_TrainingEpochLoop].train_dataloader_next"
@@ -151,7 +151,7 @@ class Kept(Logger):
         pass
 
 
-def test_the_users_logger_and_his_folders_get_nothing_from_us(tmp_path: Path) -> None:
+def test_the_users_logger_gets_nothing(tmp_path: Path) -> None:
     left, logged = [], []
     for callbacks in ([], [short(stop_when_done=False)]):
         theirs = tmp_path / f"theirs{len(left)}"
@@ -224,7 +224,7 @@ def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path, make: Cal
     [(2, 10, 5, 3, "3 of"), (2, 3, 5, 3, None), (5, 3, 2, 0, "")],
     ids=["early", "with the last planned step", "before anything is measured"],
 )
-def test_a_loop_that_ends_early_is_fine_and_says_so(
+def test_a_loop_that_ends_early_is_noted(
     warmup: int, planned: int, max_steps: int, measured: int, noted: str | None, tmp_path: Path
 ) -> None:
     profiler = instruments(warmup, planned)
@@ -240,8 +240,8 @@ def test_a_loop_that_ends_early_is_fine_and_says_so(
 
 def test_a_trainer_in_which_nothing_can_be_timed_is_refused(tmp_path: Path) -> None:
     """Two of ours would share torch's one profiler, and time each other."""
-    said = refusal(MisconfigurationException, lambda: trainer_with([short(), short()], tmp_path).fit(BoringModel()))
-    assert_stored("callbacks/refused: two profilers", {"in a Trainer": said})
+    message = refusal(MisconfigurationException, lambda: trainer_with([short(), short()], tmp_path).fit(BoringModel()))
+    assert_stored("callbacks/refused: two profilers", {"in a Trainer": message})
     trainer = Trainer(barebones=True, accelerator="cpu", default_root_dir=tmp_path, max_steps=3)
     trainer.callbacks.append(short())
     with pytest.raises(MisconfigurationException, match="barebones"):
@@ -267,7 +267,7 @@ class Endless(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("data", [None, DataLoader(Endless(), batch_size=None)], ids=["with a length", "without"])
-def test_training_stops_after_the_planned_steps_and_a_schedule_lasts_until_then(data: Any, tmp_path: Path) -> None:
+def test_training_stops_after_the_planned_steps(data: Any, tmp_path: Path) -> None:
     limited = trainer_with([short()], tmp_path, max_steps=1000, limit_train_batches=3)
     limited.fit(BoringModel())
     assert (limited.global_step, limited.max_steps) == (sum(STEPS.values()), 1000)

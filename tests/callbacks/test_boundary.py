@@ -52,10 +52,10 @@ def broken_by(
     faults: list[tuple[Place, int]],
     make: Callable[[], Tiny],
     folder: Path,
-    said: Callable[[], str],
+    read_output: Callable[[], str],
     trace_steps: int = 1,
 ) -> list[str]:
-    """What of ``faults`` a training felt, or nobody was told of."""
+    """What of ``faults`` a training felt, or that nobody reported."""
     whole = train(folder / "whole", [profiler(trace_steps)], make)
     plain = train(folder / "plain", [], make, max_steps=whole.steps)
     assert_same_weights(whole, plain)
@@ -70,9 +70,9 @@ def broken_by(
             assert_nothing_is_left()
         except BaseException as error:
             felt = f"training felt it: {error!r}"
-        words = said()
+        words = read_output()
         if raised and not felt and "boom" not in words and not is_whole(ours):
-            felt = "nobody was told"
+            felt = "nothing was reported"
         if raised and not felt and read_run(ours.folder) != ours.record:
             felt = "it left no record"
         if torch.autograd.profiler._is_profiler_enabled:
@@ -118,8 +118,8 @@ def test_no_fault_in_any_function_reaches_the_training(
     untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)], make))
     for trace_steps in (0, 1):
         chosen = [(place, time) for place, time in faults if (place in untraced) is (trace_steps == 0)]
-        said: Callable[[], str] = lambda: "".join(capfd.readouterr())  # noqa: E731
-        assert not broken_by(chosen, make, tmp_path / f"trace {trace_steps}", said, trace_steps)
+        read_output: Callable[[], str] = lambda: "".join(capfd.readouterr())  # noqa: E731
+        assert not broken_by(chosen, make, tmp_path / f"trace {trace_steps}", read_output, trace_steps)
 
 
 def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
     assert ours.record.status == "ok"
 
 
-def test_training_ends_where_nobody_measures_any_more_unless_it_is_to_go_on(tmp_path: Path) -> None:
+def test_training_ends_when_nobody_measures_any_more(tmp_path: Path) -> None:
     ours = profiler(until_ci=0.005, max_steps=500)
     with fault((Session.step_ended.__code__, None), KeyError("gone"), 3):
         module = train(tmp_path, [ours], max_steps=600)
@@ -165,15 +165,15 @@ def test_training_ends_where_nobody_measures_any_more_unless_it_is_to_go_on(tmp_
 
 
 def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
-    answers, said = iter([4, 0]), []
+    answers, sent = iter([4, 0]), []
 
     def of_rank_0(mine: int) -> int:
-        said.append(mine)
+        sent.append(mine)
         return next(answers)
 
     stopping = StoppingRule(StageOptions(until_ci=0.1), of_rank_0)
     assert [stopping.follow_rank_0(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
-    assert said == [0, 0]  # asked after steps 1 and 5 alone, as everybody
+    assert sent == [0, 0]  # asked after steps 1 and 5 alone, as everybody
 
 
 def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path) -> None:
@@ -189,17 +189,17 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path) -> None
 
 
 def _leaves(number: int, frame: FrameType | None) -> None:
-    raise SystemExit("said by the user's handler")
+    raise SystemExit("raised by the user's handler")
 
 
 def _leaves_once(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
-    raise SystemExit("said by the user's handler")
+    raise SystemExit("raised by the user's handler")
 
 
 class _Leaves:
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        raise SystemExit("said by the user's handler")
+        raise SystemExit("raised by the user's handler")
 
 
 @pytest.mark.parametrize(
@@ -215,20 +215,20 @@ class _Leaves:
     ],
     ids=["function", "gone by then", "object", "within Lightning's", "partial", "lambda", "decorated"],
 )
-def test_what_a_handler_of_signals_raises_and_ctrl_c_are_not_ours_to_hold(handler: Any) -> None:
-    told: list[str] = []
+def test_a_guard_passes_on_what_a_handler_of_signals_raises(handler: Any) -> None:
+    messages: list[str] = []
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with pytest.raises(SystemExit, match="said by the user"):
-            Guard("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
-        assert not told
-        Guard("it", told.append).run(sys.exit, 3)  # that no handler asked for
+        with pytest.raises(SystemExit, match="raised by the user"):
+            Guard("it", messages.append).run(signal.raise_signal, signal.SIGUSR1)
+        assert not messages
+        Guard("it", messages.append).run(sys.exit, 3)  # that no handler asked for
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert [line.rpartition(" ")[2] for line in told] == ["3"]
+    assert [line.rpartition(" ")[2] for line in messages] == ["3"]
     with pytest.raises(KeyboardInterrupt):
-        Guard("it", told.append).run(interrupted)
-    assert len(told) == 1
+        Guard("it", messages.append).run(interrupted)
+    assert len(messages) == 1
 
 
 def interrupted() -> None:

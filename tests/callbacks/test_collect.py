@@ -1,4 +1,4 @@
-"""What Trainer, module and machine say of a run, and what its record makes of that."""
+"""What is collected from Trainer, module and machine, and what the record makes of it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ END = replace(BEGIN, at_s=10.0, busy_s=10.03, own_s={7: 5.9}, waited_s={7: 4.1})
 """Ten seconds of two CPUs; what we had for 5.9 seconds others wanted for 4.1 of them."""
 
 
-def groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
+def two_groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
     weight, bias = module.parameters()
     return [{"params": [weight]}, {"params": [bias], **options}]
 
@@ -48,14 +48,14 @@ def groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
         (lambda module: torch.optim.Adam(module.parameters()), False, False),
         (lambda module: torch.optim.Adam(module.parameters(), fused=True), True, False),
         (lambda module: torch.optim.Adam(module.parameters(), fused=True, foreach=False), True, False),
-        (lambda module: torch.optim.Adam(groups(module, foreach=False)), False, True),
-        # those that refuse to be fused are not told to
+        (lambda module: torch.optim.Adam(two_groups(module, foreach=False)), False, True),
+        # these cannot be fused
         (lambda module: torch.optim.Adam(module.parameters(), foreach=True), None, False),
         (lambda module: torch.optim.Adam(module.parameters(), differentiable=True), None, False),
         (lambda module: torch.optim.LBFGS(module.parameters()), None, False),
     ],
 )
-def test_what_an_optimizer_has_on_already(
+def test_options_that_an_optimizer_has_on(
     make: Callable[[BoringModel], Any], fused: bool | None, weight_by_weight: bool, tmp_path: Path
 ) -> None:
     trainer, module = trainer_with([], tmp_path), BoringModel()
@@ -69,12 +69,12 @@ def test_what_an_optimizer_has_on_already(
 def test_groups_of_parameters_with_equal_options_are_counted_once(weight_decay: float, different: int, tmp_path: Path):
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
-    trainer.strategy._optimizers = [torch.optim.AdamW(groups(module, weight_decay=weight_decay))]
+    trainer.strategy._optimizers = [torch.optim.AdamW(two_groups(module, weight_decay=weight_decay))]
     found = switches(TrainerLoop(trainer))
     assert (found.parameter_groups, found.different_groups) == (2, different)
 
 
-def test_the_advice_knows_what_is_on_and_how_full_the_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_switches_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     found = switches(TrainerLoop(trainer))
@@ -94,8 +94,8 @@ def test_the_advice_knows_what_is_on_and_how_full_the_device_is(tmp_path: Path, 
 @pytest.mark.parametrize("options, is_read", [({}, True), ({"fast_dev_run": True}, False), ({"max_steps": 1}, False)])
 def test_rates_are_read_only_where_a_step_was_measured(options: dict[str, Any], is_read: bool, tmp_path: Path):
     """A trial, and a run that ends while it warms up, are compared with nothing: half a second and memory are saved."""
-    profiler = instruments(1, 2, memory=1)
-    with warm.with_rates(1e11, 1e10):
+    profiler = instruments(warmup=1, measure=2, memory=1)
+    with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], tmp_path, **options).fit(BoringModel())
     rates = profiler.record.rates
     known = rates is not None and bool(rates.flops and rates.bytes_per_s)
@@ -104,7 +104,7 @@ def test_rates_are_read_only_where_a_step_was_measured(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("stop_when_done, most_s", [(True, LIMIT_S), (False, LIMIT_IN_TRAINING_S)])
-def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process(
+def test_training_that_goes_on_waits_less_for_a_count_in_another_process(
     stop_when_done: bool, most_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where cores are busy, a program with a compiled part stood still for up to three minutes."""
@@ -115,7 +115,7 @@ def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process
         raise UncountableError("not counted here")
 
     monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
-    profiler = instruments(1, 2, memory=0, trace=1, stop_when_done=stop_when_done)
+    profiler = instruments(warmup=1, measure=2, memory=0, trace=1, stop_when_done=stop_when_done)
     trainer_with([profiler], tmp_path, max_steps=8).fit(BoringModel())
     assert limits_s == [most_s]
     assert most_s * PATIENCE <= (180.0 if stop_when_done else 60.0)
@@ -131,7 +131,7 @@ def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process
         ((9, 4), "6.2", MatrixUnits(False, None), None),  # AMD's numbers mean something else
     ],
 )
-def test_a_card_is_advised_only_what_it_has(
+def test_advice_for_a_gpu_is_limited_to_what_it_supports(
     capability: tuple[int, int],
     hip: str | None,
     expected: MatrixUnits,
@@ -169,38 +169,38 @@ def test_modules_without_an_optimizer_are_named_if_they_get_gradients(tmp_path: 
     assert model_facts(TrainerLoop(trainer)).without_optimizer == ["backbone"]
 
 
-def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_history_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = refusal(ValueError, lambda: MemoryOptions(history=True))
-    assert_stored("callbacks/refused: a history without CUDA", {"no device": said})
-    said = refusal(ValueError, lambda: history_watch(torch.device("cpu"), Path()))
-    assert_stored("callbacks/refused: a history on the CPU", {"a CPU": said})
+    message = refusal(ValueError, lambda: MemoryOptions(history=True))
+    assert_stored("callbacks/refused: a history without CUDA", {"no device": message})
+    message = refusal(ValueError, lambda: history_watch(torch.device("cpu"), Path()))
+    assert_stored("callbacks/refused: a history on the CPU", {"a CPU": message})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    asked = MemoryOptions(history=True)
+    options = MemoryOptions(history=True)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="given cpu"):
-        trainer_with([TrainingProfiler(memory=asked, quiet=True)], tmp_path).fit(BoringModel())
+        trainer_with([TrainingProfiler(memory=options, quiet=True)], tmp_path).fit(BoringModel())
     assert not list(tmp_path.rglob("memory_snapshot.pickle"))
 
 
 @pytest.mark.parametrize(
     "compile_it", [lambda m: torch.compile(m), lambda m: m.compile() or m, lambda m: from_compiled(torch.compile(m))]
 )
-def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Module]) -> None:
+def test_every_way_to_compile_is_recognized(compile_it: Callable[[nn.Module], nn.Module]) -> None:
     module = BoringModel()
     assert not is_compiled(module)
     assert is_compiled(compile_it(module))
 
 
-def test_a_history_that_cannot_be_written_is_recorded_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[object] = []
-    history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
+def test_a_history_that_cannot_be_written_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[object] = []
+    history = MemoryHistory(lambda enabled, **_: calls.append(enabled), dict)
     monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
     watch = history_watch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle")
     watch.begin("memory")
     with pytest.raises(FileNotFoundError):
         watch.end("memory")
-    assert asked == ["all", None]
+    assert calls == ["all", None]
 
 
 def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -221,7 +221,7 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, 
 
     for place in ("measure.device.contention", "callbacks.instruments.watches"):
         monkeypatch.setattr(f"lm_profiler.{place}.cpu_reading", read)
-    profiler = instruments(2, 6, memory=1)
+    profiler = instruments(warmup=2, measure=6, memory=1)
     trainer_with([profiler], tmp_path).fit(module)
     assert seen == [2, 8]
     found = read_run(profiler.folder)

@@ -36,15 +36,15 @@ def port() -> int:
 
 
 def watcher(**export: Any) -> TrainingProfiler:
-    return instruments(1, 3, watch=True, export=ExportOptions(**export))
+    return instruments(warmup=1, measure=3, watch=True, export=ExportOptions(**export))
 
 
 def folder() -> Path:
     return max(Path("logs").glob("*/version_*"), key=lambda path: path.stat().st_mtime)
 
 
-def read(text: str) -> dict[tuple[str, ...], float]:
-    """Samples by name and what tells them apart."""
+def samples_in(text: str) -> dict[tuple[str, ...], float]:
+    """Return samples by name and labels."""
     return {
         (of.name, *(of.labels[name] for name in ("phase", "kind", "le") if name in of.labels)): of.value
         for family in text_string_to_metric_families(text)
@@ -56,21 +56,21 @@ class Asking(Callback):
     """Asks for the metrics amid training, until there are some."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.told = port, ""
+        self.port, self.scraped = port, ""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step > STEPS // 2 and "timestamp_seconds{" not in self.told:
+        if trainer.global_step > STEPS // 2 and "timestamp_seconds{" not in self.scraped:
             with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-                self.told = answer.read().decode()
+                self.scraped = answer.read().decode()
         time.sleep(0.002)
 
 
-def test_a_port_and_a_file_have_the_sums_of_the_runs_own_files(port: int) -> None:
+def test_published_sums_are_those_of_the_runs_own_files(port: int) -> None:
     plain, asking = train(Path(), [], max_steps=STEPS), Asking(port)
     before_s = time.time()
     module = train(Path(), [asking, watcher(prometheus=port, textfile="lm.prom")], max_steps=STEPS)
     assert_same_weights(plain, module)
-    amid, last = read(asking.told), read(Path("lm.prom").read_text())
+    amid, last = samples_in(asking.scraped), samples_in(Path("lm.prom").read_text())
     rows = read_last_steps(folder())
     assert 0 < amid["lm_profiler_step_seconds_count",] <= last["lm_profiler_step_seconds_count",] == len(rows)
     assert last["lm_profiler_step_seconds_sum",] == pytest.approx(rows["seconds"][:, -1].sum(), rel=1e-4)
@@ -96,15 +96,15 @@ def test_an_address_or_a_file_that_is_none_is_refused_before_the_run(port: int) 
         with pytest.raises(UsageError, match=rf"^export\.prometheus: .* 127\.0\.0\.1:{port} \(Address already in use"):
             watcher(prometheus=port)
     files = ("no/lm.prom", ".")
-    said = {file: refusal(UsageError, lambda file=file: watcher(textfile=Path(file))) for file in files}
-    assert_stored("callbacks/refused: a file for metrics", said)
+    messages = {file: refusal(UsageError, lambda file=file: watcher(textfile=Path(file))) for file in files}
+    assert_stored("callbacks/refused: a file for metrics", messages)
 
 
 FAILED = {"port": "callbacks/notes: no port", "file": "callbacks/notes: no file"}
 
 
 @pytest.mark.parametrize("of", FAILED)
-def test_where_nothing_can_be_published_training_goes_on(of: str, port: int, capsys: pytest.CaptureFixture[str]):
+def test_training_goes_on_if_nothing_can_be_published(of: str, port: int, capsys: pytest.CaptureFixture[str]):
     plain = train(Path(), [], max_steps=STEPS)
     Path("gone").mkdir()
     ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("gone/lm.prom"))
@@ -113,12 +113,12 @@ def test_where_nothing_can_be_published_training_goes_on(of: str, port: int, cap
         taken.bind(("127.0.0.1", port))
         taken.listen()
         assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
-    said = capsys.readouterr().err.partition(": '")[0]  # a file's name has the process and the thread in it
-    assert_stored(FAILED[of], {"stderr": said})
+    message = capsys.readouterr().err.partition(": '")[0]  # a file's name has the process and the thread in it
+    assert_stored(FAILED[of], {"stderr": message})
     assert read_status(folder()).steps == STEPS
 
 
-def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
+def test_the_dashboard_names_existing_metrics() -> None:
     docs = Path(__file__).parents[2] / "docs"
     metrics = RunMetrics({"rank": "0"}, StageFigures(mfu_seconds=1.0, tokens_per_step=1.0))
     step = TimedSteps(np.zeros(1, int), np.ones(1, int), np.ones((1, 9)), np.ones((1, 9)))

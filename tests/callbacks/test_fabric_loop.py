@@ -134,9 +134,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[LoopSearch]:
     kept: list[LoopSearch] = []
     monkeypatch.setattr(admitted_loop, "end_with_program", kept.append)
     make_options = admitted_loop.loop_options
-    monkeypatch.setattr(
-        admitted_loop, "loop_options", lambda **options: make_options(**options, clock=known_loop.CLOCK)
-    )
+    monkeypatch.setattr(admitted_loop, "loop_options", lambda **given: make_options(**given, clock=known_loop.CLOCK))
     return kept
 
 
@@ -185,11 +183,9 @@ def test_a_trainer_within_profile_has_a_callback_of_its_own(tmp_path: Path, caps
     assert "Trainer(callbacks=[*yours, *profiling_callbacks()])" in line
 
 
-def test_no_request_is_nothing_and_a_wrong_one_is_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for asked in ("", "0"):
-        monkeypatch.setenv(VARIABLE, asked)
+def test_a_wrong_request_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("", "0"):
+        monkeypatch.setenv(VARIABLE, value)
         begin_search()
         assert OPTIMIZER_HOOKS.step_begins is None
     monkeypatch.setenv(VARIABLE, '{"options": {"measure_steps": -1}}')

@@ -24,23 +24,23 @@ BROKEN = end_of(0, 1.0, "RuntimeError", followed=True)
 TERMINATED = end_of(0, 1.1, "Terminated", status="interrupted")
 
 
-def cause(
+def cause_of(
     own: RankEnd, others: dict[int, RankEnd], codes: dict[int, int | None] | None = None, ranks: int = 2
 ) -> Failure:
-    """As rank 0 tells it, where the ``others`` left their ends."""
+    """Return the cause that rank 0 finds if the ``others`` left their ends."""
     found = first_end({0: own, **others}, range(ranks), codes or {})
     return found.failure
 
 
-def test_an_error_is_the_cause_and_what_follows_from_it_is_not() -> None:
+def test_an_error_is_the_cause_rather_than_what_follows_from_it() -> None:
     error = end_of(1, 1.0)
-    assert cause(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks say
-    assert cause(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
-    assert cause(TERMINATED, {1: error}).type == "ValueError"  # torchrun stopped the others
-    assert cause(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure  # where nothing says more
+    assert cause_of(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks show
+    assert cause_of(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
+    assert cause_of(TERMINATED, {1: error}).type == "ValueError"  # torchrun stopped the others
+    assert cause_of(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure  # there is no other cause
     # Of two errors the earlier is the cause.
-    assert cause(end_of(0, 2.0), {1: error}).rank == 1
-    assert cause(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
+    assert cause_of(end_of(0, 2.0), {1: error}).rank == 1
+    assert cause_of(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
 
 
 def test_a_rank_that_ran_out_of_batches_is_the_cause_of_broken_collectives() -> None:
@@ -48,16 +48,16 @@ def test_a_rank_that_ran_out_of_batches_is_the_cause_of_broken_collectives() -> 
     caused = first_end({0: BROKEN, 1: loop_end}, range(2), {})
     assert (caused.status, caused.failure.rank, caused.failure.step) == ("failed", 1, 12)
     assert caused.failure.type == "LoopEnded"
-    assert cause(end_of(0, 5.0), {1: end_of_loop(1, "host1", steps=12, now_s=0.5)}).type == "ValueError"
+    assert cause_of(end_of(0, 5.0), {1: end_of_loop(1, "host1", steps=12, now_s=0.5)}).type == "ValueError"
 
 
 def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
-    lost = cause(BROKEN, {}, {1: -9})
+    lost = cause_of(BROKEN, {}, {1: -9})
     assert (lost.type, lost.rank, lost.host) == ("RankLost", 1, "host0")  # started by rank 0, so on its host
     assert "SIGKILL" in lost.message
-    unknown = cause(BROKEN, {})
+    unknown = cause_of(BROKEN, {})
     assert (unknown.type, unknown.rank, unknown.host) == ("RankLost", 1, None)
-    several = cause(BROKEN, {2: end_of(2, 1.0, followed=True)}, ranks=4)
+    several = cause_of(BROKEN, {2: end_of(2, 1.0, followed=True)}, ranks=4)
     assert several.rank == 1
     assert "rank 3" in several.message
 
@@ -65,23 +65,23 @@ def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
 @pytest.mark.parametrize("codes, kind", [({1: -9}, "RankLost"), ({}, "RankLost"), ({1: None}, "Terminated")])
 def test_a_signal_that_comes_once_a_rank_is_lost_is_no_interruption(codes: dict[int, int | None], kind: str) -> None:
     """One that still runs is not lost; and Ctrl-C is the user's."""
-    assert cause(TERMINATED, {}, codes).type == kind
-    assert cause(end_of(0, 1.1, "KeyboardInterrupt", status="interrupted"), {}, codes).type == "KeyboardInterrupt"
-    both = cause(TERMINATED, {1: end_of(1, 1.2, "Terminated", status="interrupted")}, codes)
+    assert cause_of(TERMINATED, {}, codes).type == kind
+    assert cause_of(end_of(0, 1.1, "KeyboardInterrupt", status="interrupted"), {}, codes).type == "KeyboardInterrupt"
+    both = cause_of(TERMINATED, {1: end_of(1, 1.2, "Terminated", status="interrupted")}, codes)
     assert both == TERMINATED.failure
 
 
 @pytest.mark.parametrize(
     "code, word", [(0, "no step"), (None, "hangs"), (3, "3"), (-9, "SIGKILL"), (-35, "killed by ")]
 )
-def test_how_a_rank_ended_that_left_no_word(code: int | None, word: str) -> None:
-    told = cause(BROKEN, {}, {1: code})
-    assert told.rank == 1
-    assert word in told.message
+def test_the_exit_code_shows_how_a_silent_rank_ended(code: int | None, word: str) -> None:
+    failure = cause_of(BROKEN, {}, {1: code})
+    assert failure.rank == 1
+    assert word in failure.message
 
 
 def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> None:
-    """Rank 1 leaves its own while rank 0 looks; rank 2 was killed, which its exit code tells."""
+    """Rank 1 leaves its own while rank 0 looks; rank 2 was killed, which its exit code shows."""
     waited: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -100,21 +100,21 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
     "own, codes, limit_s",
     [(BROKEN, {}, 2.0), (TERMINATED, {}, 8.0), (TERMINATED, {1: None}, 0.0), (end_of(0, 1.0), {}, 0.0)],
 )
-def test_no_wait_is_without_limit_or_need(own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path):
+def test_waits_for_ends_are_limited(own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path):
     waited: list[float] = []
     assert ends_of_ranks(own, tmp_path, 2, lambda: codes, waited.append) == {0: own}
     assert sum(waited) == pytest.approx(limit_s)
 
 
-def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_path: Path) -> None:
+def test_the_reader_names_the_cause_if_the_first_rank_was_killed(tmp_path: Path) -> None:
     record = RunRecord(**Launch().facts(), status="unfinished", verb="fit", failure=None)
     assert with_failure_of_ranks(record, tmp_path) == record
     end_of(1, 1.0, "RuntimeError", followed=True).write(tmp_path / end_file(1))
     lost = with_failure_of_ranks(record, tmp_path).failure
     assert (lost.type, lost.rank, lost.step) == ("RankLost", 0, 40)
     end_of(2, 2.0).write(tmp_path / end_file(2))
-    told = with_failure_of_ranks(record, tmp_path)
-    assert (told.status, told.failure) == ("failed", end_of(2, 2.0).failure)
+    completed = with_failure_of_ranks(record, tmp_path)
+    assert (completed.status, completed.failure) == ("failed", end_of(2, 2.0).failure)
 
 
 @pytest.mark.parametrize(
@@ -130,5 +130,5 @@ def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_pat
         (KeyboardInterrupt(), False),
     ],
 )
-def test_what_a_broken_group_says(error: BaseException, of_the_group: bool) -> None:
+def test_errors_of_a_broken_group_are_recognized(error: BaseException, of_the_group: bool) -> None:
     assert is_of_the_group(error) == of_the_group

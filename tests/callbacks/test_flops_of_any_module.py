@@ -36,7 +36,7 @@ def trained(kind: type[Kind], folder: Path, profiler: TrainingProfiler | None, *
     return module, (module.state_dict(), module.state_of_its_own(), states, metrics)
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_trees(one: Any, other: Any) -> bool:
     ones, others = tree_leaves(one), tree_leaves(other)
     return len(ones) == len(others) and all(map(_equal, ones, others))
 
@@ -46,8 +46,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_step_counts_as_on_paper_and_the_training_does_not_notice(kind: type[Kind], tmp_path: Path) -> None:
-    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+def test_flops_of_a_step_are_those_on_paper(kind: type[Kind], tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=2, memory=1, stop_when_done=False)
     module, after = trained(kind, tmp_path, profiler)
     record = read_run(profiler.folder)
     assert record.status == "ok"
@@ -55,7 +55,7 @@ def test_a_step_counts_as_on_paper_and_the_training_does_not_notice(kind: type[K
     flops = record.utilisation.flops
     assert (flops.forward, flops.backward, flops.recomputation) == module.paper(MEMORY_STEP)
     _, alone = trained(kind, tmp_path, None)
-    assert same(after, alone)
+    assert equal_trees(after, alone)
 
 
 class ByHand(Contrastive):
@@ -66,8 +66,8 @@ class ByHand(Contrastive):
             return super().loss(batch)
 
 
-def test_autocast_by_hand_is_told_by_what_was_multiplied(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, memory=1)
+def test_autocast_by_hand_is_recognized_by_its_products(tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=2, memory=1)
     trained(ByHand, tmp_path, profiler, max_steps=8)
     assert profiler.record.utilisation.dtype == "bfloat16"
 
@@ -95,7 +95,7 @@ def test_flops_are_those_of_the_measured_batches(
     shapes: list[tuple[int, int]], memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Uneven, "shapes", shapes)
-    profiler = instruments(1, 4, memory=memory, trace=1 - memory, stop_when_done=False)
+    profiler = instruments(warmup=1, measure=4, memory=memory, trace=1 - memory, stop_when_done=False)
     trained(Uneven, tmp_path, profiler)
     record = read_run(profiler.folder)
     assert record.utilisation is not None, record.notes

@@ -30,7 +30,7 @@ from lm_profiler.record.run_record import RunRecord, Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 
-def start(folder: Path, fails: str) -> CompletedProcess[str]:
+def start_two_ranks(folder: Path, fails: str) -> CompletedProcess[str]:
     """By Lightning's own launcher."""
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     return run(str(SUPPORT / "ddp_run.py"), str(folder), fails, folder=folder, environment=environment)
@@ -41,7 +41,7 @@ def run_of(folder: Path) -> Path:
     return run_folder
 
 
-def recorded(folder: Path, fails: str) -> RunRecord:
+def record_of_two_ranks(folder: Path, fails: str) -> RunRecord:
     """What two ranks record that end well."""
     done = run_ranks("ddp_run.py", folder, str(folder), fails)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def recorded(folder: Path, fails: str) -> RunRecord:
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:
-    record, folder = recorded(tmp_path, ""), run_of(tmp_path)
+    record, folder = record_of_two_ranks(tmp_path, ""), run_of(tmp_path)
     rows = read_steps(folder / "steps.csv")
     assert concluded_again(folder, record)[1] == []
 
@@ -75,8 +75,8 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
 
 
-def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> None:
-    record = recorded(tmp_path, "collects")
+def test_a_slow_step_has_the_rank_that_it_was_slow_on(tmp_path: Path) -> None:
+    record = record_of_two_ranks(tmp_path, "collects")
     (odd,) = record.odd_steps
     assert (odd.step, odd.part, odd.rank) == (5, "forward", 1)
     assert "garbage collection" in odd.cause
@@ -87,7 +87,7 @@ def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> 
 
 
 def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
-    done = start(tmp_path, "fails")
+    done = start_two_ranks(tmp_path, "fails")  # ddp_run.py: rank 1 raises in forward of step 5
     assert done.returncode != 0
     assert "rank 1 gives up" in done.stderr
     folder = run_of(tmp_path)
@@ -97,8 +97,8 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     assert (failure.rank, failure.phase, failure.step, failure.type) == (1, "forward", 5, "ValueError")
 
 
-def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ranks(tmp_path: Path) -> None:
-    done = start(tmp_path, "killed")
+def test_a_killed_rank_loses_at_most_a_second_of_steps(tmp_path: Path) -> None:
+    done = start_two_ranks(tmp_path, "killed")
     assert done.returncode != 0
     folder = run_of(tmp_path)
     step_s = sum(TRUTH_S.values()) + SLOWER_S  # on rank 1's clock, which stood still while it was killed
@@ -115,8 +115,8 @@ def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ra
     assert entry.record.rank_step_s == pytest.approx([step_s - SLOWER_S, step_s])
 
 
-def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
-    record = recorded(tmp_path, "breaks")
+def test_a_rank_whose_instruments_fail_does_not_block_the_others(tmp_path: Path) -> None:
+    record = record_of_two_ranks(tmp_path, "breaks")
     assert record.status == "ok"
     assert any(note.startswith("rank 1:") for note in record.notes)
     rows = read_steps(run_of(tmp_path) / "steps.csv")
@@ -124,16 +124,17 @@ def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> N
     assert [row.step for row in rows if row.rank == 1] == [1, 2]
 
 
-def measured(rank: int, peak: int) -> Measured:
+def measured(rank: int, forward_peak: int = 5) -> Measured:
+    """One step, a peak of memory, and two notes: one that all ranks have, and one of this rank alone."""
     row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
     return Measured(
         rows=[row],
-        part_peaks={"forward": (peak, None, None)},
+        part_peaks={"forward": (forward_peak, None, None)},
         steps_planned={"measure": 1},
         between_steps_s=0.5 + rank,
         device_idle=None,
         recompilations=1,
-        notes=["of all", f"of {rank}"],
+        notes=["note of all", f"note of rank {rank}"],
     )
 
 
@@ -146,25 +147,29 @@ def exchanges(world: int, patience_s: float = 2.0) -> list[Exchange]:
     return ranks
 
 
-def test_merging_keeps_every_row_the_largest_peaks_and_one_note_of_several_ranks() -> None:
-    counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
-    sent = [replace(measured(rank, 5 + 2 * rank), batch_counts=[counts[rank]]) for rank in (0, 1)]
-    merged = merge({0: sent[0], 1: unpacked(packed(sent[1]), 1)})
+def test_merging_keeps_every_row_and_count_and_the_largest_peak() -> None:
+    counts_0 = [BatchCount(step=1, batches=1, samples=4), BatchCount(step=3, batches=4, samples=None)]
+    counts_1 = [BatchCount(step=1, batches=1, samples=2)]
+    rank_0 = replace(measured(0, forward_peak=5), between_steps_s=0.5, batch_counts=[counts_0])
+    rank_1 = replace(measured(1, forward_peak=7), between_steps_s=1.5, batch_counts=[counts_1])
+    merged = merge({0: rank_0, 1: unpacked(packed(rank_1), 1)})
     assert [row.rank for row in merged.rows] == [0, 1]
     assert merged.part_peaks == {"forward": (7, None, None)}
-    assert merged.notes == ["ranks 0–1: of all", "of 0", "rank 1: of 1"]
-    assert merged.between_steps_s == 0.5
-    assert merged.batch_counts == counts
-    said = [["the same", "rank 0's own"], ["the same", "of some"], ["of some", "its own"], ["the same", "of some"]]
-    merged = merge({rank: Measured(notes=notes) for rank, notes in enumerate(said)})
-    assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
+    assert merged.between_steps_s == 0.5  # rank 0's
+    assert merged.batch_counts == [counts_0, counts_1]
 
 
-def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
+def test_merged_notes_name_their_ranks_unless_they_are_of_rank_0_alone() -> None:
+    notes = {0: ["X", "only 0"], 1: ["X", "Y"], 2: ["Y", "only 2"], 3: ["X", "Y"]}
+    merged = merge({rank: Measured(notes=notes[rank]) for rank in range(4)})
+    assert merged.notes == ["ranks 0–1, 3: X", "only 0", "ranks 1–3: Y", "rank 2: only 2"]
+
+
+def test_a_silent_rank_is_named() -> None:
     first, second, _ = exchanges(3)
-    assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
+    assert [row.rank for row in second.gather(measured(1)).rows] == [1]
     keys = first.store.num_keys()
-    merged = first.gather(measured(0, 5))
+    merged = first.gather(measured(0))
     assert first.store.num_keys() == keys - 1  # what was taken leaves the store
     assert [row.rank for row in merged.rows] == [0, 1]
     assert "rank 2" in merged.notes[-1]
@@ -180,17 +185,17 @@ class Intruder:
         return Path.touch, (self.path,)
 
 
-def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path) -> None:
+def test_pickles_in_the_store_are_not_executed(tmp_path: Path) -> None:
     first, second = exchanges(2)
     code, trace = pickle.dumps(Intruder(tmp_path / "ran")), tmp_path / "ran"
     first.store.set(first.key("measured", 1), code)
-    merged = first.gather(measured(0, 5))
+    merged = first.gather(measured(0))
     second.store.set(second.key("folder", 0), code)
     with pytest.raises(ValueError, match="JSON"):
         second.from_rank_0("folder", str)
     assert not trace.exists()
     assert merged.ranks_heard == 1
-    assert len(merged.notes) == len(measured(0, 5).notes) + 1
+    assert len(merged.notes) == len(measured(0).notes) + 1
 
 
 @pytest.mark.parametrize(
@@ -203,26 +208,26 @@ def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path)
         {"notes": [3]},
     ],
 )
-def test_measurements_are_refused_whose_types_or_rank_are_wrong(change: dict[str, Any]) -> None:
-    assert unpacked(packed(measured(1, 7)), 1).part_peaks == measured(1, 7).part_peaks
+def test_measurements_of_wrong_types_or_ranks_are_refused(change: dict[str, Any]) -> None:
+    assert unpacked(packed(measured(1)), 1).part_peaks == measured(1).part_peaks
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pydantic, that it writes what is no such thing
-        content = packed(replace(measured(1, 7), **change))
+        content = packed(replace(measured(1), **change))
     with pytest.raises(ValueError, match=r"rank 1|valid"):
         unpacked(content, 1)
 
 
-def test_no_more_is_sent_or_read_than_fits() -> None:
+def test_too_large_measurements_are_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
         unpacked(b" " * (gather.MOST_BYTES + 1), 1)
     first, second = exchanges(2, patience_s=60.0)
-    second.gather(replace(measured(1, 7), notes=["x" * gather.MOST_BYTES]))  # which is told at once
-    merged = first.gather(measured(0, 5))
+    second.gather(replace(measured(1), notes=["x" * gather.MOST_BYTES]))  # which is reported at once
+    merged = first.gather(measured(0))
     assert merged.ranks_heard == 1
     assert "rank 1" in merged.notes[-1]
 
 
-def test_nobody_waits_for_ever_nor_until_the_groups_own_limit_runs_out(tmp_path: Path) -> None:
+def test_an_exchange_waits_for_half_of_the_groups_limit(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="imeout"):
         exchanges(2, patience_s=0.2)[1].from_rank_0("folder", str)
     where = {"init_method": (tmp_path / "group").as_uri(), "rank": 0, "world_size": 1}
@@ -233,24 +238,24 @@ def test_nobody_waits_for_ever_nor_until_the_groups_own_limit_runs_out(tmp_path:
         torch.distributed.destroy_process_group()
 
 
-def test_the_energy_of_a_step_is_that_of_all_ranks_gpus() -> None:
+def test_energy_is_the_sum_over_the_gpus_of_all_ranks() -> None:
     """Eight cards of 500 W, whose ranks make 1000 tokens in a step of 150 ms: 0.6 J a token."""
     facts = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 3.0, "energy_j": 1500.0}
     ranks = []
     for rank in range(8):
         gpu = Telemetry(**{**facts, "energy_source": "counter", "gpus": [f"GPU-{rank}"]})
         rows = [made_step(step, {"forward": 0.15}, tokens=125, rank=rank) for step in range(1, 21)]
-        ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
+        ranks.append(replace(measured(rank), rows=rows, telemetry=gpu))
     merged = merge(dict(enumerate(ranks)))
 
-    def told(heard: int, telemetry: Telemetry | None) -> Telemetry | None:
+    def energy(heard: int, telemetry: Telemetry | None) -> Telemetry | None:
         known = Evidence(rows=merged.rows, world_size=8, ranks_heard=heard, telemetry=telemetry)
         return conclude(known).telemetry
 
-    found = told(merged.ranks_heard, merged.telemetry)
+    found = energy(merged.ranks_heard, merged.telemetry)
     assert found.energy_per_token_j == pytest.approx(0.6)
     assert found.energy_per_step_j == pytest.approx(600)
 
     # Of a run that ended otherwise rank 0 knows its own card, and the steps of all.
-    alone = told(1, ranks[0].telemetry)
+    alone = energy(1, ranks[0].telemetry)
     assert (alone.energy_j, alone.energy_per_step_j, alone.energy_per_token_j) == (1500.0, None, None)

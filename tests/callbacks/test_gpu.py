@@ -18,13 +18,13 @@ from lm_profiler.record.run_record import read_run
 pytestmark = pytest.mark.gpu
 
 
-def test_waiting_for_data_is_the_devices_time_as_well_where_it_has_nothing_else_to_do(tmp_path: Path) -> None:
+def test_an_idle_device_waits_for_data_too(tmp_path: Path) -> None:
     class Idle(KnownModule):
         def loss(self) -> Tensor:
             spin("forward", 1e-3)
             return self.weight.clone()
 
-    profiler = instruments(2, 11)
+    profiler = instruments(warmup=2, measure=11)
     data = torch.utils.data.DataLoader(SlowStream(), batch_size=None)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Idle(), data)
     rows = measured_rows(profiler)
@@ -33,7 +33,7 @@ def test_waiting_for_data_is_the_devices_time_as_well_where_it_has_nothing_else_
     assert abs(longer_s) < 0.1 * TRUTH_S["data"]
 
 
-def test_what_graphs_use_when_they_are_replayed_is_said_to_be_in_no_peak(tmp_path: Path) -> None:
+def test_a_note_names_memory_of_graphs_that_is_in_no_peak(tmp_path: Path) -> None:
     class Replays(BoringModel):
         graph: torch.cuda.CUDAGraph | None = None
 
@@ -45,7 +45,7 @@ def test_what_graphs_use_when_they_are_replayed_is_said_to_be_in_no_peak(tmp_pat
             self.graph.replay()
             return super().training_step(batch, batch_idx)
 
-    profiler = instruments(1, 3)
+    profiler = instruments(warmup=1, measure=3)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Replays())
     memory = profiler.record.memory
     assert (memory.measured.allocated_peak or 0) < 256 << 20
@@ -61,7 +61,7 @@ def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path)
                 time.sleep(0.5)  # so that the step is odd
             return super().training_step(batch, batch_idx)
 
-    profiler = instruments(2, 14)
+    profiler = instruments(warmup=2, measure=14)
     torch.cuda.empty_cache()
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Grows())
     assert [odd.cause for odd in profiler.record.odd_steps if odd.step == 13] == [None]
@@ -74,7 +74,7 @@ def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path)
 def test_fsdp(tmp_path: Path) -> None:
     if not torch.distributed.is_nccl_available():
         pytest.skip("needs NCCL")
-    profiler = instruments(1, 3, memory=1, trace=1)
+    profiler = instruments(warmup=1, measure=3, memory=1, trace=1)
     try:
         trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
     finally:

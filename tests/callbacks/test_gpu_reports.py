@@ -9,7 +9,7 @@ import torch
 
 from lm_profiler.cli.main import main
 from lm_profiler.record.memory_timeline import read_timelines
-from lm_profiler.record.run_record import RunRecord, read_run
+from lm_profiler.record.run_record import read_run
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -21,19 +21,12 @@ SMALL = (
 )
 
 
-def needs_numbers() -> None:
-    if torch.ones(2, device="cuda").sum().item() != 2.0:
-        pytest.skip("a simulated GPU computes no numbers that could be checked")
-
-
-def fitted(folder: Path, *more: str) -> RunRecord:
-    assert main(["fit", *SMALL, f"--log_dir={folder}", *more]) == 0
-    return read_run(folder / "demo" / "version_0")
-
-
-def test_the_snapshot_of_cudas_allocator_becomes_a_timeline_of_the_measured_peak(tmp_path: Path) -> None:
-    record = fitted(tmp_path, "--memory.history=true", "--trace.steps=0", "--data.batch_size=64")  # beyond the weights
-    [measured] = [of for of in read_timelines(tmp_path / "demo" / "version_0") or () if of.source == "measured"]
+def test_the_allocators_snapshot_becomes_a_timeline(tmp_path: Path) -> None:
+    options = ("--memory.history=true", "--trace.steps=0", "--data.batch_size=64")  # a batch larger than the weights
+    assert main(["fit", *SMALL, f"--log_dir={tmp_path}", *options]) == 0
+    folder = tmp_path / "demo" / "version_0"
+    record = read_run(folder)
+    [measured] = [timeline for timeline in read_timelines(folder) or () if timeline.source == "measured"]
     peak = max(part.allocated_peak or 0 for part in record.memory.parts.values())
     assert measured.peak == pytest.approx(peak, rel=0.02)
     assert any(allocation.line for allocation in measured.largest)
@@ -41,7 +34,8 @@ def test_the_snapshot_of_cudas_allocator_becomes_a_timeline_of_the_measured_peak
 
 @two_gpus
 def test_collectives_over_nccl(tmp_path: Path) -> None:
-    needs_numbers()
+    if torch.ones(2, device="cuda").sum().item() != 2.0:
+        pytest.skip("a simulated GPU computes no numbers that could be checked")
     table = tmp_path / "collectives.md"
     assert main(["collectives", "--backend=nccl", "--sizes", "1MB", "--repeats", "6", f"--output={table}"]) == 0
     assert table.read_text().count("nccl") == 4
@@ -49,7 +43,7 @@ def test_collectives_over_nccl(tmp_path: Path) -> None:
 
 @two_gpus
 @pytest.mark.parametrize("strategy", ["overlap_ddp", "fsdp2"])
-def test_communication_of_two_gpus_and_what_of_it_is_exposed(tmp_path: Path, strategy: str) -> None:
+def test_exposed_communication_of_two_gpus(tmp_path: Path, strategy: str) -> None:
     two = ("--trainer.devices=2", f"--trainer.strategy={strategy}", "--trace.steps=2", f"--log_dir={tmp_path}")
     call = [sys.executable, "-m", "lm_profiler", "fit", *SMALL, *two]  # the second rank is started by the same words
     done = subprocess.run(call, cwd=ROOT, timeout=240, capture_output=True, text=True)

@@ -13,7 +13,7 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
 
-def test_what_a_process_leaves_that_dies_by_a_signal_or_exits_at_once(tmp_path: Path) -> None:
+def test_files_of_a_process_that_is_killed_or_exits(tmp_path: Path) -> None:
     done = run(str(SUPPORT / "dying.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])

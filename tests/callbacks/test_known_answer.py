@@ -1,4 +1,4 @@
-"""The instruments say what is known to be true of a loop, in every way that Lightning can run one."""
+"""The instruments report what is known to be true of a loop, in every way that Lightning can run one."""
 
 import time
 from collections.abc import Callable
@@ -65,7 +65,8 @@ def test_each_phase_of_a_plain_loop(tmp_path: Path, clock: Callable[[], int] | N
 
 def test_an_epoch_that_ends_amid_accumulation_steps_with_what_it_has(tmp_path: Path) -> None:
     module, data = KnownModule(), SlowLoader(6)
-    profiler = profiled_fit(module, tmp_path, data, profiler=instruments(0, 4), accumulate_grad_batches=4)
+    profiler = instruments(warmup=0, measure=4)
+    profiled_fit(module, tmp_path, data, profiler=profiler, accumulate_grad_batches=4)
     rows = measured_rows(profiler)
     assert [row.tokens for row in rows] == [4 * TOKENS_IN_A_BATCH, 2 * TOKENS_IN_A_BATCH] * 2
     for part in A_BATCH:
@@ -110,7 +111,7 @@ class Manual(KnownModule):
 def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool, unwrapped: bool) -> None:
     module = Manual()
     module.closures, module.unwrapped = closures, unwrapped
-    profiler = instruments(1, 5)
+    profiler = instruments(warmup=1, measure=5)
     trainer = trainer_with([profiler], tmp_path)
     trainer.fit(module, SlowLoader())
     waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
@@ -119,13 +120,13 @@ def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool,
     assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 6
 
 
-def test_under_manual_optimization_a_batch_is_a_step_whatever_is_done_with_it(tmp_path: Path) -> None:
+def test_under_manual_optimization_each_batch_is_a_step(tmp_path: Path) -> None:
     class EveryOther(Manual):
         def training_step(self, batch: Tensor, batch_idx: int) -> None:
             if batch_idx % 2:
                 super().training_step(batch, batch_idx)
 
-    rows = measured_rows(profiled_fit(EveryOther(), tmp_path, profiler=instruments(0, 6)))
+    rows = measured_rows(profiled_fit(EveryOther(), tmp_path, profiler=instruments(warmup=0, measure=6)))
     for part in ("zero_grad", "backward", "clip", "optimizer"):
         assert_waited(rows, part, [0, 2] * 3)
 
@@ -149,7 +150,7 @@ def test_an_optimizer_that_evaluates_its_closure_three_times(tmp_path: Path) -> 
         def on_train_batch_end(self, *args: Any) -> None:
             spin("other", 15e-3)
 
-    profiler = profiled_fit(Thrice(), tmp_path, profiler=instruments(1, 5))
+    profiler = profiled_fit(Thrice(), tmp_path, profiler=instruments(warmup=1, measure=5))
     waits = {**dict.fromkeys(GRADIENTS, 3), "optimizer": 9}
     truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
     assert_times(profiler, {**truth, "other": 15e-3}, measure=5, waits=waits)
@@ -169,7 +170,7 @@ def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> No
             SlowSGD(self.parameters())  # from the first one on, the hooks are in this class's step() too
             return More(self.parameters())
 
-    profiler = profiled_fit(Extended(), tmp_path, profiler=instruments(1, 5))
+    profiler = profiled_fit(Extended(), tmp_path, profiler=instruments(warmup=1, measure=5))
     assert_times(profiler, times(2, ("optimizer",)), measure=5, waits={"optimizer": 2})
 
 
@@ -212,8 +213,8 @@ class ClosureInTheMiddle(KnownModule):
 
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
-def test_the_optimizers_phase_is_all_that_its_step_does_without_the_closure(tmp_path: Path, automatic: bool) -> None:
-    profiler = profiled_fit(ClosureInTheMiddle(automatic), tmp_path, profiler=instruments(1, 5))
+def test_the_optimizer_phase_is_its_step_without_the_closure(tmp_path: Path, automatic: bool) -> None:
+    profiler = profiled_fit(ClosureInTheMiddle(automatic), tmp_path, profiler=instruments(warmup=1, measure=5))
     truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
     assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
 
@@ -238,21 +239,21 @@ def test_a_backward_pass_that_the_user_calls_himself_is_backward(tmp_path: Path,
             Backward.manual_backward(self, loss)
             return loss
 
-    profiler = profiled_fit(Unmarked(automatic=False), tmp_path, profiler=instruments(1, 5))
+    profiler = profiled_fit(Unmarked(automatic=False), tmp_path, profiler=instruments(warmup=1, measure=5))
     truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
     record = assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
     assert torch.autograd.backward is plain
     assert not any("backward" in note for note in record.notes)
 
 
-def test_a_backward_pass_that_nobody_can_see_is_noted(tmp_path: Path) -> None:
+def test_a_backward_pass_without_a_mark_is_noted(tmp_path: Path) -> None:
     class ByGradients(ClosureInTheMiddle):
         def gradients(self, optimizer: Any) -> Tensor:
             loss = self.loss()
             (self.weight.grad,) = torch.autograd.grad(loss, [self.weight])
             return loss
 
-    record = profiled_fit(ByGradients(automatic=False), tmp_path, profiler=instruments(1, 5)).record
+    record = profiled_fit(ByGradients(automatic=False), tmp_path, profiler=instruments(warmup=1, measure=5)).record
     assert record.time["backward"].max == 0.0
     (note,) = [note for note in record.notes if "backward" in note]
     assert "torch.autograd.grad" in note
@@ -265,7 +266,7 @@ def test_a_training_step_that_returns_none_has_no_backward(tmp_path: Path) -> No
             loss = super().training_step(batch, batch_idx)
             return None if batch_idx % 3 == 1 else loss
 
-    rows = measured_rows(profiled_fit(Skips(), tmp_path, profiler=instruments(0, 9)))
+    rows = measured_rows(profiled_fit(Skips(), tmp_path, profiler=instruments(warmup=0, measure=9)))
     assert_waited(rows, "backward", [1, 0, 1] * 3)
     assert_waited(rows, "forward", [1] * 9)
     assert_waited(rows, "optimizer", [1] * 9)
@@ -275,7 +276,7 @@ def test_validation_amid_an_accumulated_step_is_in_no_step(tmp_path: Path) -> No
     profiler = profiled_fit(
         Evaluated(),
         tmp_path,
-        profiler=instruments(1, 3),
+        profiler=instruments(warmup=1, measure=3),
         val_dataloaders=SlowLoader(3, "outside"),
         val_check_interval=2,
         accumulate_grad_batches=4,
@@ -283,7 +284,7 @@ def test_validation_amid_an_accumulated_step_is_in_no_step(tmp_path: Path) -> No
     assert_times(profiler, times(4, A_BATCH), measure=3, waits=dict.fromkeys(A_BATCH, 4))
 
 
-def test_a_checkpoint_is_told_whether_it_is_saved_amid_a_step_or_between(tmp_path: Path) -> None:
+def test_checkpoints_and_validations_between_steps_are_counted(tmp_path: Path) -> None:
     """Saved in the hook after every second batch, which is amid a step, and after each validation, which is in none."""
 
     class Saves(Callback):
@@ -302,7 +303,7 @@ def test_a_checkpoint_is_told_whether_it_is_saved_amid_a_step_or_between(tmp_pat
         SlowToSave(),
         tmp_path,
         callbacks=[Saves()],
-        profiler=instruments(1, 12),
+        profiler=instruments(warmup=1, measure=12),
         val_dataloaders=SlowLoader(3, "outside"),
         val_check_interval=4,
     )
@@ -319,7 +320,7 @@ def test_a_stream_without_length_is_fetched_ahead(tmp_path: Path) -> None:
     assert_times(profiler, TRUTH_S, fetched_ahead=1)
 
 
-def test_the_turn_of_an_epoch_is_in_no_step(tmp_path: Path) -> None:
+def test_an_epoch_boundary_is_in_no_step(tmp_path: Path) -> None:
     class SlowTurn(KnownModule):
         def on_train_epoch_start(self) -> None:
             spin("outside", 20e-3)
@@ -327,7 +328,7 @@ def test_the_turn_of_an_epoch_is_in_no_step(tmp_path: Path) -> None:
         def on_train_epoch_end(self) -> None:
             spin("outside", 30e-3)
 
-    profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=instruments(1, 11))
+    profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=instruments(warmup=1, measure=11))
     record = assert_times(profiler, TRUTH_S)
     # Twelve steps in epochs of three: three turns between the measured ones.
     assert record.between_steps_s == pytest.approx(3 * 50e-3)

@@ -54,7 +54,7 @@ def test_figures_are_those_of_a_hand_count() -> None:
     }
 
 
-def test_what_is_unknown_is_left_out() -> None:
+def test_unknown_figures_are_left_out() -> None:
     sums = LiveSums()
     assert live_figures(sums, StageFigures(mfu_seconds=0.4)) == {}
     sums.add_steps(timed({"step": 2.0}, {"step": float("nan")}))  # on a device, an instant may be unknown
@@ -69,7 +69,11 @@ def test_figures_equal_the_report_of_the_same_steps() -> None:
     tokens, samples = 4096, 8
     steps = [{"data": 0.1 * ms, "forward": 0.9 * ms} for ms in LEVEL]
     evidence = evidence_of(
-        steps, flops=FLOPS, peak_flops_per_s=1e6, batch_counts=[[BatchCount(1, 1, samples, tokens)]], work_batches=1
+        steps,
+        flops=FLOPS,
+        peak_flops_per_s=1e6,
+        batch_counts=[[BatchCount(step=1, batches=1, samples=samples, elements=tokens)]],
+        work_batches=1,
     )
     rows = [replace(row, tokens=tokens) for row in evidence.rows]
     record = conclude(replace(evidence, rows=rows))
@@ -117,11 +121,10 @@ def test_a_watched_run_logs_its_throughput_under_accumulation(tmp_path: Path) ->
     """Batches of 3 and of 1 rows, two in a step: each row of the logger is that of its own steps' times."""
     steps, stages = 60, 4
     export = ExportOptions(trackers=True, textfile=tmp_path / "lm.prom")
-    profiler = instruments(1, 3, watch=True, log_dir=tmp_path / "logs", export=export)
+    profiler = instruments(warmup=1, measure=3, watch=True, log_dir=tmp_path / "logs", export=export)
     lines = CSVLogger(tmp_path / "csv")
-    trainer = trainer_with(
-        [profiler], tmp_path, max_steps=steps, accumulate_grad_batches=2, log_every_n_steps=10, logger=lines
-    )
+    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 10}
+    trainer = trainer_with([profiler], tmp_path, max_steps=steps, logger=lines, **options)
     sizes = [3, 1] * steps
     batches = [torch.rand(size, 4) for size in sizes]
     module = Counting()

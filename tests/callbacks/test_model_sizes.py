@@ -40,9 +40,9 @@ class Mixture(nn.Module):
         self.head = nn.Linear(4, 11, bias=False)
 
 
-def test_of_experts_those_of_a_token_count() -> None:
+def test_only_the_experts_of_a_token_count() -> None:
     model = Mixture(num_local_experts=3, num_experts_per_tok=2)
     assert parameters_in_products(model) == 4 * 3 + 2 * 16 + 44
-    assert parameters_in_products(Mixture()) is None  # nobody says how many experts a token meets
+    assert parameters_in_products(Mixture()) is None  # the number of experts per token is unknown
     model.head.weight = model.embedding.weight  # which is then a matrix of the head
     assert parameters_in_products(model) == 4 * 3 + 2 * 16 + 44

@@ -1,4 +1,4 @@
-"""However a run dies, what it finished is on disk, and the record says where it died."""
+"""However a run dies, what it finished is on disk, and the record names the place."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,14 +42,14 @@ def interrupt() -> None:
 pytestmark = pytest.mark.usefixtures("interrupts_as_before")
 
 
-def die(
+def fit_that_dies(
     module: BoringModel,
     folder: Path,
     expected: type[BaseException],
     callbacks: tuple[Callback, ...] = (),
     **options: Any,
 ) -> tuple[TrainingProfiler, Trainer]:
-    profiler, users = instruments(1, 5, memory=1), SimpleProfiler()
+    profiler, users = instruments(warmup=1, measure=5, memory=1), SimpleProfiler()
     trainer = trainer_with([*callbacks, profiler], folder, profiler=users, **options)
     with pytest.raises(expected):
         trainer.fit(module)
@@ -91,7 +91,7 @@ def test_a_run_that_dies_in_a_phase(
 ) -> None:
     # Lightning turns an interrupt into an exit.
     raised = SystemExit if error is KeyboardInterrupt else error
-    profiler, _ = die(GivesUp(phase, fail), tmp_path, raised)
+    profiler, _ = fit_that_dies(GivesUp(phase, fail), tmp_path, raised)
     assert_recorded(profiler, status, phase, steps=3, step=4, kind=error.__name__)
 
 
@@ -114,7 +114,7 @@ def test_a_run_that_dies_in_a_phase(
 def test_a_run_that_dies_elsewhere(
     make: Callable[[], BoringModel], options: dict[str, Any], phase: str, steps: int, step: int | None, tmp_path: Path
 ) -> None:
-    profiler, _ = die(make(), tmp_path, KeyError, **options)
+    profiler, _ = fit_that_dies(make(), tmp_path, KeyError, **options)
     assert_recorded(profiler, "failed", phase, steps=steps, step=step, kind="KeyError")
 
 
@@ -125,7 +125,7 @@ class FailsToValidate(BoringModel):
 
 @pytest.mark.parametrize("where", ["forward", "optimizer", "end of a batch"])
 def test_an_error_in_the_last_planned_step_is_not_swallowed(tmp_path: Path, where: str) -> None:
-    profiler = instruments(0, 4)
+    profiler = instruments(warmup=0, measure=4)
     with pytest.raises(KeyError):
         trainer_with([profiler], tmp_path).fit(GivesUp(where, bug, batch=4))
     if where != "end of a batch":  # the step itself was done then
@@ -147,7 +147,7 @@ class Device(EventStream):
 
         def record(self, stream: None = None) -> None:
             if Device.dead:
-                raise RuntimeError("CUDA error: said by an event")
+                raise RuntimeError("CUDA error: raised by an event")
 
         def query(self) -> bool:
             self.record()
@@ -159,18 +159,18 @@ class Device(EventStream):
 
     def wait(self) -> None:
         if Device.dead:
-            raise RuntimeError("CUDA error: said while waiting")
+            raise RuntimeError("CUDA error: raised while waiting")
 
 
 @pytest.mark.parametrize("phase", ["transfer", "backward"])
-def test_a_device_that_dies_takes_its_own_times_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str):
+def test_a_device_that_dies_loses_only_device_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str):
     def device_side_assert() -> None:
         monkeypatch.setattr(Device, "dead", True)
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(torch, "Event", Device.Event)
     monkeypatch.setattr("lm_profiler.callbacks.attachment.stream_of", Device)
-    profiler, _ = die(GivesUp(phase, device_side_assert), tmp_path, RuntimeError)
+    profiler, _ = fit_that_dies(GivesUp(phase, device_side_assert), tmp_path, RuntimeError)
     assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="RuntimeError")
     assert "device-side assert" in profiler.record.failure.message
 
@@ -200,15 +200,15 @@ def test_the_other_verbs(tmp_path: Path, verb: Any) -> None:
 
         validation_step = test_step = predict_step = any_step
 
-    profiler = instruments(1, 5, memory=1, verb=verb)
+    profiler = instruments(warmup=1, measure=5, memory=1, verb=verb)
     trainer = trainer_with([profiler], tmp_path)
     with pytest.raises(torch.OutOfMemoryError):
         getattr(trainer, verb)(Fails())
     assert_recorded(profiler, "oom", "forward", steps=3, step=4, kind="OutOfMemoryError")
 
 
-def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, trace=2)
+def test_an_error_while_tracing_keeps_the_measured_steps(tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=2, trace=2)
     with pytest.raises(KeyError):
         trainer_with([profiler], tmp_path).fit(GivesUp("backward", bug, batch=5))
     assert profiler.record.time["step"].n == 2
@@ -231,7 +231,7 @@ def test_a_signal(tmp_path: Path, name: str) -> None:
     assert len(read_steps(folder / "steps.csv")) == finished
 
 
-def test_what_an_exception_means() -> None:
+def test_the_status_of_each_exception() -> None:
     assert status_of(MemoryError()) == "oom"
     assert status_of(RuntimeError("DefaultCPUAllocator: not enough memory")) == "oom"
     assert status_of(RuntimeError("shapes cannot be multiplied")) == "failed"

@@ -63,7 +63,7 @@ def options(measure: int = 8, warmup: int = 2, **others: Any) -> ProfilingOption
     return loop_options(warmup_steps=warmup, measure_steps=measure, clock=known_loop.CLOCK, **others)
 
 
-def found(run_loop: Callable[[], None], **others: Any) -> LoopSearch:
+def found_loop(run_loop: Callable[[], None], **others: Any) -> LoopSearch:
     """The search for the loop that ``run_loop`` runs, as without a line of ours in the program."""
     search = LoopSearch(options(**others))
     search.start()
@@ -86,7 +86,7 @@ def assert_times(rows: list[StepRow], truth_s: dict[str, float], is_mean: bool =
         assert times_s == pytest.approx([truth_s.get(part, 0.0)] * len(times_s), abs=5e-9), part
 
 
-def step_on(batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train_step(batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """As most programs have it."""
     model(batch).sum().backward()
     optimizer.step()
@@ -99,7 +99,7 @@ NOTED = {
     "batch_made_between": "run.phase('data')",
     "gan_without_loader": "run.phase('data')",
 }
-"""What a note says of a loop, mostly of one in which a phase has no marks."""
+"""Words of the note about a loop; most of these loops have a phase without marks."""
 
 
 @pytest.mark.parametrize("every, waits", [(1, 1), (4, 0)], ids=["before each step", "before each fourth"])
@@ -112,9 +112,9 @@ def test_a_model_that_acts_before_each_step_does_so_in_the_step(every: int, wait
             if number % every == 0:
                 with torch.no_grad():
                     model()
-            step_on(0, model, optimizer)
+            train_step(0, model, optimizer)
 
-    rows = rows_of(found(run_loop, warmup=5, measure=6).run)
+    rows = rows_of(found_loop(run_loop, warmup=5, measure=6).run)
     assert [row.time("other") for row in rows] == pytest.approx([waits * own_loops.SECONDS["other"]] * 6, abs=5e-9)
 
 
@@ -127,7 +127,7 @@ def test_a_call_without_gradients_for_a_loss_is_no_validation(trains_on_result: 
         temperature = nn.Parameter(torch.ones(()))
         of_temperature = torch.optim.SGD([temperature], lr=0.1)
         for number in range(3 * STEPS):
-            step_on(0, model, optimizer)
+            train_step(0, model, optimizer)
             if number % 3 == 0:
                 with torch.no_grad():
                     sample = model()
@@ -136,16 +136,16 @@ def test_a_call_without_gradients_for_a_loss_is_no_validation(trains_on_result: 
                     of_temperature.step()
                     of_temperature.zero_grad()
 
-    rows = rows_of(found(run_loop, warmup=12, measure=6).run)
+    rows = rows_of(found_loop(run_loop, warmup=12, measure=6).run)
     calls_in_steps = sum(row.time("other") for row in rows) / own_loops.SECONDS["other"]
     assert calls_in_steps == pytest.approx(2.0 if trains_on_result else 0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_steps_and_phases_of_a_loop_that_nobody_describes(name: str) -> None:
+def test_steps_and_phases_of_a_loop_without_a_line_of_ours(name: str) -> None:
     """The first step, in which the hooks are added, and the last one, whose end nobody sees, are no rows."""
     shape = ZOO[name]
-    run = found(shape.run, measure=200).run
+    run = found_loop(shape.run, measure=200).run
     record = run.record
     assert (record.status, record.loop) == ("ok", "own")
     assert record.steps["warmup"] + record.steps["measure"] == shape.rows
@@ -173,7 +173,7 @@ def test_the_search_for_the_modules_of_a_new_optimizer_is_in_no_step(monkeypatch
                 optimizer.zero_grad()
 
     monkeypatch.setattr(hooked_loop, "find_modules", slow_search)
-    rows = rows_of(found(run_loop, measure=200).run)
+    rows = rows_of(found_loop(run_loop, measure=200).run)
     assert {row.time("optimizer") for row in rows} == {own_loops.SECONDS["optimizer"]}
     assert sum(row.time("step") for row in rows) < len(rows) * sum(ZOO["usual"].seconds().values()) + 1e-6
 
@@ -181,7 +181,7 @@ def test_the_search_for_the_modules_of_a_new_optimizer_is_in_no_step(monkeypatch
 # -- the program names its loop ------------------------------------------------------------------------------------
 
 
-def known(run: ProfiledLoop, is_named: bool, batches_per_step: int, steps: int = 14) -> None:
+def run_known_loop(run: ProfiledLoop, is_named: bool, batches_per_step: int, steps: int = 14) -> None:
     model, optimizer = trained()
     phase: Callable[[str], Any] = run.phase if is_named else (lambda name: nullcontext())
     for number, batch in zip(range(steps * batches_per_step), run.data(own_loops.Batches()), strict=False):
@@ -204,7 +204,7 @@ def known(run: ProfiledLoop, is_named: bool, batches_per_step: int, steps: int =
 @pytest.mark.parametrize("is_named", [True, False])
 def test_phases_are_as_long_as_they_are(is_named: bool, batches_per_step: int) -> None:
     with profile_with(options()) as run:
-        known(run, is_named, batches_per_step)
+        run_known_loop(run, is_named, batches_per_step)
     record = run.record
     assert record == read_run(run.folder)  # type: ignore[arg-type]
     assert record.model.accumulate_grad_batches == batches_per_step
@@ -219,8 +219,8 @@ def test_all_stages_run() -> None:
     """Memory, FLOPs, the trace, and the gaps between phases as owners of what no phase covers."""
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    asked = options(memory_steps=1, trace_steps=1, action_steps=2)
-    with profile_with(asked, [model, optimizer]) as run:
+    all_stages = options(memory_steps=1, trace_steps=1, action_steps=2)
+    with profile_with(all_stages, [model, optimizer]) as run:
         for batch in run.data(torch.ones(30, 2, 8)):
             loss = model(batch).sum()
             wait("other")
@@ -239,8 +239,8 @@ def test_all_stages_run() -> None:
     assert record.throughput.samples_per_step == 2
 
 
-def steps_with(run: ProfiledLoop, parts: Any = None, count: int = STEPS, **calls: Callable[[], object]) -> None:
-    """A usual loop of a model and an optimizer, in which functions are called where their names say."""
+def usual_loop(run: ProfiledLoop, parts: Any = None, count: int = STEPS, **calls: Callable[[], object]) -> None:
+    """Run a usual loop of a model and an optimizer; ``calls`` are made at the places that their names give."""
     model, optimizer = parts or trained()
     for _, batch in zip(range(count), run.data(loader()), strict=False):
         loss = model(batch).sum()
@@ -254,8 +254,8 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
-def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> None:
-    """The others of the process are for validation, say."""
+def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
+    """Another loader of the process may be for validation."""
     gc.collect()  # the unfinished iterators of other tests
     model, optimizer = trained()
     rows, others = torch.ones(40, 4), torch.ones(40, 4)
@@ -264,9 +264,9 @@ def test_of_several_loaders_the_one_that_the_loop_iterates_over_is_known() -> No
 
     def run_loop() -> None:
         for _, (batch,) in zip(range(STEPS), training, strict=False):
-            step_on(batch, model, optimizer)
+            train_step(batch, model, optimizer)
 
-    search = found(run_loop)
+    search = found_loop(run_loop)
     assert search.run is not None
     assert search.run.loop.loader is training is not validation
 
@@ -277,7 +277,7 @@ def test_the_loader_of_a_loop_in_profile_is_known() -> None:
     with profile_with(options(), [optimizer]) as run:
         for _ in range(2):
             for (batch,) in rows:
-                step_on(batch, model, optimizer)
+                train_step(batch, model, optimizer)
     assert run.record.settings.num_workers == 0
     assert run.record.settings.fetches_single_rows
 
@@ -338,7 +338,7 @@ def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restart
     rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
     with profile_with(options(), [optimizer]) as run:
         for batch in batches(rows):
-            step_on(batch, model, optimizer)
+            train_step(batch, model, optimizer)
     assert run.record.settings.restarts_loader is restarts
 
 
@@ -364,7 +364,7 @@ def test_steps_without_a_loader_begin_where_parts_of_the_model_are_called() -> N
             agent.act(torch.ones(8, 4)).backward()
             optimizer.step()
 
-    search = found(run_loop)
+    search = found_loop(run_loop)
     assert search.run is not None
     assert search.run.record.status == "ok"
     assert len(rows_of(search.run)) == 8
@@ -376,7 +376,7 @@ def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> Non
     rows = torch.ones(40, 4)
     with profile_with(options(), [optimizer]) as run:
         for batch in run.data(rows.view(20, 2, 4)):
-            step_on(batch, model, optimizer)
+            train_step(batch, model, optimizer)
             model.eval()
             with torch.set_grad_enabled(with_gradients):
                 model(batch)
@@ -392,7 +392,7 @@ class LengthDrawsRandomNumbers(BatchSampler):
         return super().__len__()
 
 
-def test_the_length_of_a_loader_is_not_asked_for() -> None:
+def test_the_length_of_a_loader_is_not_read() -> None:
     model, optimizer = trained()
     sampler = LengthDrawsRandomNumbers(SequentialSampler(range(40)), 2, drop_last=False)
     rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_sampler=sampler)
@@ -404,7 +404,7 @@ def test_the_length_of_a_loader_is_not_asked_for() -> None:
     with profile_with(options(), [optimizer]):
         for _ in range(STEPS):
             (batch,) = next(iter(rows))
-            step_on(batch, model, optimizer)
+            train_step(batch, model, optimizer)
     assert torch.equal(torch.get_rng_state(), expected_state)
 
 
@@ -415,7 +415,7 @@ def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -
     with profile_with(options(), [optimizer]) as run:
         for _ in range(STEPS // 4 + 1):
             for (batch,) in rows:
-                step_on(batch, model, optimizer)
+                train_step(batch, model, optimizer)
             if validates:
                 model.eval()
                 with torch.no_grad():
@@ -426,13 +426,13 @@ def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -
     assert ("validation" in activities) == validates
 
 
-def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer() -> None:
+def test_models_are_found_by_their_optimizer() -> None:
     model, optimizer = parts = trained()
     attributes = vars(model).keys() | vars(optimizer).keys()
     hooks = hooks_of(model)
     amid: list[bool] = []
     with profile_with(options(watch=True), [optimizer], tokens_in=lambda batch: batch.numel()) as run:
-        steps_with(run, parts, before_optimizer=lambda: amid.append(hooks_of(model) == hooks))
+        usual_loop(run, parts, before_optimizer=lambda: amid.append(hooks_of(model) == hooks))
     assert_times(rows_of(run), ZOO["usual"].seconds())
     (note,) = run.record.notes
     assert note.startswith("watch: ")
@@ -472,7 +472,7 @@ def weights_of_training(run: ProfiledLoop | None, steps: int = 30) -> list[Tenso
 
 
 @pytest.mark.parametrize("is_explicit", [True, False])
-def test_weights_and_random_numbers_are_the_same(is_explicit: bool) -> None:
+def test_training_has_the_same_weights_and_random_numbers(is_explicit: bool) -> None:
     bare = weights_of_training(None)
     with profile_with(options(memory_steps=1, trace_steps=1, action_steps=1)) as run:
         profiled = weights_of_training(run if is_explicit else None)
@@ -513,7 +513,7 @@ def test_a_hooks_fault_ends_the_profile_alone(monkeypatch: pytest.MonkeyPatch, c
 # -- wrong use: one line each, and the program goes on -------------------------------------------------------------
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def reported_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler: ")]
 
 
@@ -525,8 +525,8 @@ def test_a_phase_that_is_never_closed_is_closed_with_the_step(capsys: pytest.Cap
         kept[-1].__enter__()
 
     with profile_with(options()) as run:
-        steps_with(run, before_optimizer=open_phase)
-    (line,) = lines(capsys)
+        usual_loop(run, before_optimizer=open_phase)
+    (line,) = reported_lines(capsys)
     assert "phase transfer was still open" in line
     assert run.record.status == "ok"
     truth = {**ZOO["usual"].seconds(), "transfer": own_loops.SECONDS["optimizer"] + own_loops.SECONDS["zero_grad"]}
@@ -535,11 +535,11 @@ def test_a_phase_that_is_never_closed_is_closed_with_the_step(capsys: pytest.Cap
 
 def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
     with profile_with(options(), trained()) as run, profile_with(options()) as other:
-        steps_with(ProfiledLoop(lambda: None))
+        usual_loop(ProfiledLoop(lambda: None))
         with other.phase("forward"):
             assert [*other.data([1, 2])] == [1, 2]
     assert (run.record is not None, other.record) == (True, None)
-    assert len(lines(capsys)) == 1
+    assert len(reported_lines(capsys)) == 1
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -547,9 +547,9 @@ def test_a_loop_within_a_loop_is_one_loop(is_named: bool, capsys: pytest.Capture
     parts = trained()
     with profile_with(options(), parts if is_named else []) as run:
         within = SimpleNamespace(data=lambda batches: run.data(run.data(batches)))
-        steps_with(within, parts)  # type: ignore[arg-type]
+        usual_loop(within, parts)  # type: ignore[arg-type]
     assert_times(rows_of(run), ZOO["usual"].seconds())
-    (line,) = lines(capsys)
+    (line,) = reported_lines(capsys)
     assert "run.data is used inside another run.data" in line
 
 
@@ -586,19 +586,19 @@ def test_a_loop_within_a_step_is_reported(
 
     def step(batch: Tensor) -> None:
         next(steps)
-        step_on(batch, model, optimizer)
+        train_step(batch, model, optimizer)
 
     with profile_with(options(measure=12), [model, optimizer]) as run, suppress(StopIteration):
         run_loop(step)
     assert run.record is not None
-    said = [line for line in lines(capsys) if "a loop over batches runs within a step" in line]
-    assert len(said) == (run_loop is nested_loops)
+    reports = [line for line in reported_lines(capsys) if "a loop over batches runs within a step" in line]
+    assert len(reports) == (run_loop is nested_loops)
 
 
-def test_without_a_step_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_without_a_step_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with profile_with(options()) as run:
         pass
-    assert (run.record, len(lines(capsys))) == (None, 1)
+    assert (run.record, len(reported_lines(capsys))) == (None, 1)
     model, optimizer = trained()
     with profile_with(options(), [model, optimizer]) as run:
         for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
@@ -607,18 +607,18 @@ def test_without_a_step_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert "run.phase" in run.record.failure.message
 
 
-def test_what_is_no_step_is_left_alone_and_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_passes_outside_of_all_steps_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     with profile_with(options(), trained()) as run:
         thread = threading.Thread(target=ZOO["usual"].run)
         thread.start()
         thread.join()
     assert run.record.status == "failed"
-    assert any("another thread" in line for line in lines(capsys))
+    assert any("another thread" in line for line in reported_lines(capsys))
     parts = trained()
     with profile_with(options(), parts) as run:
         torch.ones(1, requires_grad=True).sum().backward()
-        steps_with(run, parts)
-    (line,) = lines(capsys)
+        usual_loop(run, parts)
+    (line,) = reported_lines(capsys)
     assert "backward was called once outside of all steps" in line
     assert run.record.status == "ok"
 
@@ -631,17 +631,17 @@ def test_how_a_loop_ended_is_recorded() -> None:
 
     steps: list[int] = []
     with pytest.raises(ValueError, match="the program's own"), profile_with(options()) as run:
-        steps_with(run, before_optimizer=fail)
+        usual_loop(run, before_optimizer=fail)
     assert (run.record.status, run.record.steps["measure"]) == ("failed", 3)
     assert run.record.failure.message == "the program's own"
     parts = trained()
     with profile_with(options(), parts) as run:
-        steps_with(run, parts, count=6)
+        usual_loop(run, parts, count=6)
     assert (run.record.status, run.record.steps["measure"]) == ("ok", 4)
     assert any("the loop ended in stage measure" in note for note in run.record.notes)
 
 
-def test_wrong_options_and_phases_are_refused() -> None:
+def test_wrong_options_are_refused() -> None:
     with pytest.raises(UsageError, match="models and optimizers"), profile(3):  # type: ignore[arg-type]
         pass
     with pytest.raises(UsageError, match="whole number"), profile(measure_steps=2.5):  # type: ignore[arg-type]
@@ -649,7 +649,7 @@ def test_wrong_options_and_phases_are_refused() -> None:
     with profile_with(options()) as run:
         with pytest.raises(UsageError, match="did you mean forward"):
             run.phase("foward")
-        steps_with(run)
+        usual_loop(run)
     assert run.record.status == "ok"
 
 
@@ -737,7 +737,7 @@ def test_flops_of_a_compiled_model_are_those_of_the_plain_one() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_flops_of_several_compiled_models_are_unknown_and_a_note_states_it() -> None:
+def test_flops_of_several_compiled_models_are_unknown() -> None:
     torch._dynamo.reset()
     parts = [nn.Linear(3, 3), nn.Linear(3, 1)]
     model = [torch.compile(part, backend="eager") for part in parts]

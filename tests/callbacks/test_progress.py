@@ -36,7 +36,7 @@ def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
     assert out.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_notebook_draws_over_its_line_without_codes_of_terminals() -> None:
+def test_a_notebook_redraws_its_line_without_terminal_codes() -> None:
     out = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     progress = Progress(StageOptions(measure_steps=20), out, Seconds())
     for stage in ("warmup", "measure"):

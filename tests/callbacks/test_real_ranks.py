@@ -10,7 +10,7 @@ from warm import run
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By each rank. All in one pair of processes, which take long to start."""
     # Torch's flight recorder holds fewer calls than are made, so that its ring comes round.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"}
@@ -20,10 +20,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_ranks_train_to_the_same_bits_with_and_without_instruments(told: list[dict[str, Any]]) -> None:
+def test_ranks_train_to_the_same_bits(trainings: list[dict[str, Any]]) -> None:
     """Also where some backwards talk to no other rank, under a communication hook of the user's, and sharded."""
     steps = {"DDP, accumulating under no_sync": 6, "DDP, no_sync by hand": 8}
-    for rank in told:
+    for rank in trainings:
         assert len(rank["same"]) == 5
         for way, (same, taken, without, observed) in rank["same"].items():
             assert same, way
@@ -31,9 +31,9 @@ def test_ranks_train_to_the_same_bits_with_and_without_instruments(told: list[di
             assert without == observed == (24 if "hook" in way else 0)
 
 
-def test_the_rank_that_the_other_waits_for_is_found_with_its_phase(told: list[dict[str, Any]]) -> None:
+def test_the_rank_that_the_other_waits_for_is_found_with_its_phase(trainings: list[dict[str, Any]]) -> None:
     """Ten times as slow as the other: no machine is so busy that chance does it in each step."""
-    assert told[0]["found"] == {
+    assert trainings[0]["found"] == {
         "DDP": ["straggler", 1, "data"],
         "DDP, rank 0": ["straggler", 0, "optimizer"],
         "FSDP2": ["straggler", 1, "forward"],

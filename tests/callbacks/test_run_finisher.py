@@ -1,4 +1,4 @@
-"""The files of a run: where they are, and what is said of ranks that left none."""
+"""The files of a run: where they are, and what is reported about ranks that left none."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lm_profiler.callbacks.run_files import make_temporary_folder, with_rows_lef
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
 
-def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_folder_belongs_to_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user has made the folder that could be guessed, and a link in it to a file of ours."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     precious, guessed = tmp_path / "precious", tmp_path / "lm_profiler" / "group" / "fit"
@@ -19,14 +19,14 @@ def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
     (precious / "run.json").write_text("mine")
     guessed.mkdir(parents=True)
     (guessed / "version_0").symlink_to(precious)
-    told: list[str] = []
-    places = [make_temporary_folder(name, told.append) for name in ("group/fit", "group/fit", "x" * 300)]
+    messages: list[str] = []
+    places = [make_temporary_folder(name, messages.append) for name in ("group/fit", "group/fit", "x" * 300)]
     assert len(set(places)) == 3
     for place in places:
         assert place.parent == tmp_path
         assert place.stat().st_mode & 0o777 == 0o700
         assert [*place.iterdir()] == []
-        assert str(place) in " ".join(told)
+        assert str(place) in " ".join(messages)
     assert [path.name for path in guessed.iterdir()] == ["version_0"]
     assert (precious / "run.json").read_text() == "mine"
 
@@ -35,7 +35,7 @@ def rows(rank: int, step_s: float) -> list[StepRow]:
     return [made_step(step, {"forward": step_s}, tokens=8, rank=rank) for step in range(1, 7)]
 
 
-def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path) -> None:
+def test_steps_in_the_file_of_a_silent_rank_count(tmp_path: Path) -> None:
     """Rank 2 left none either: a sum over two of three ranks is no total."""
     begin_rows(tmp_path, 1)
     append_steps(rank_file(tmp_path, 1), rows(1, 0.3))

@@ -32,14 +32,14 @@ class CountingProbe:
 
 
 class Drawn:
-    """Progress, as it was told."""
+    """Remembers the progress that is reported to it."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, int]] = []
+        self.reports: list[tuple[str, int, int]] = []
         self.cleared = 0
 
     def draw(self, stage: str, done: int, planned: int) -> None:
-        self.told.append((stage, done, planned))
+        self.reports.append((stage, done, planned))
 
     def clear(self) -> None:
         self.cleared += 1
@@ -92,7 +92,7 @@ def test_a_long_run_makes_a_bounded_number_of_events(tmp_path: Path) -> None:
     assert len(stream.free) == stream.made  # all were handed back
 
 
-def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
+def test_steps_of_a_device_that_died_have_host_times(tmp_path: Path) -> None:
     run, stream = loop(tmp_path, {"measure": 20}, late_ms=25)
     run.run(10)
     stream.dead = True
@@ -104,7 +104,7 @@ def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
     assert all(row.time("step", "host") == pytest.approx(STEP_MS * 1e-3) for row in rows)
 
 
-def test_peaks_count_from_the_beginning_of_the_stage_and_at_marks_in_that_of_memory(tmp_path: Path) -> None:
+def test_peaks_are_reset_with_each_stage(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"warmup": 2, "measure": 3, "memory": 2, "trace": 0})
     run.run(5)
     assert run.session.instruments.memory.probe.resets == 3
@@ -128,13 +128,13 @@ def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) ->
     assert [row.tokens for row in run.finish().rows] == [5, None, 7]
 
 
-def test_progress_is_told_once_a_second_and_cleared_at_the_end(tmp_path: Path) -> None:
+def test_progress_is_drawn_once_a_second(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"warmup": 1, "measure": 4})
     run.run(2)
     run.clock.pass_ms(1000)
     run.run(1)
     run.finish()
-    assert run.session.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
+    assert run.session.progress.reports == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
     assert run.session.progress.cleared == 1
 
 

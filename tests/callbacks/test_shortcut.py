@@ -19,27 +19,34 @@ class Tuned(BoringModel):
     batch_size = 1
 
 
-@pytest.mark.parametrize("shared, alone", [(True, True), (False, False)], ids=["claims", "by hand, the same Trainer"])
+@pytest.mark.parametrize(
+    "has_claims, fits_with_new_trainer",
+    [(True, True), (False, False)],
+    ids=["claims, a new Trainer", "no claims, the same Trainer"],
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_fit_after_a_tuner_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, alone: bool):
+def test_the_first_fit_after_a_tuner_is_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_claims: bool, fits_with_new_trainer: bool
+) -> None:
     monkeypatch.setattr(shortcut, "_admitted_number", None)
     claims = tmp_path / "claims"
     claims.mkdir()
-    steps = {"warmup_steps": 1, "measure_steps": 3, "trace_steps": 0, "memory_steps": 0, "action_steps": 0}
-    asked = json.dumps(
-        {"options": {**steps, "log_dir": str(tmp_path / "logs")}, "claims": str(claims) if shared else None}
-    )
+    options = {"warmup_steps": 1, "measure_steps": 3, "trace_steps": 0, "memory_steps": 0, "action_steps": 0}
+    request = {"options": {**options, "log_dir": str(tmp_path / "logs")}, "claims": str(claims) if has_claims else None}
 
-    def trainer() -> Any:
-        return trainer_with(admitted_callbacks(asked), tmp_path, max_steps=8)
+    def new_trainer() -> Any:
+        return trainer_with(admitted_callbacks(json.dumps(request)), tmp_path, max_steps=8)
+
+    def records() -> int:
+        return len([*tmp_path.glob("logs/*/*/run.json")])
 
     module = Tuned()
-    searching = trainer()
-    Tuner(searching).lr_find(module, num_training=4, update_attr=False)
-    assert not [*tmp_path.glob("logs/*/*/run.json")]
+    tuned_trainer = new_trainer()
+    Tuner(tuned_trainer).lr_find(module, num_training=4, update_attr=False)
+    assert records() == 0
     assert not (claims / CLAIMED).is_symlink()
-    fitting = trainer() if alone else searching
-    fitting.fit(module)
-    assert len([*tmp_path.glob("logs/*/*/run.json")]) == 1
-    trainer().fit(Tuned())  # only the first fit is
-    assert len([*tmp_path.glob("logs/*/*/run.json")]) == 1
+    trainer = new_trainer() if fits_with_new_trainer else tuned_trainer
+    trainer.fit(module)
+    assert records() == 1
+    new_trainer().fit(Tuned())  # a second fit is not profiled
+    assert records() == 1

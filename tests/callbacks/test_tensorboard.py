@@ -1,4 +1,4 @@
-"""What TensorBoard shows is what steps.csv says."""
+"""TensorBoard shows the figures of steps.csv."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Tokens(BoringModel):
 
 
 def fit(folder: Path, logger: object) -> TrainingProfiler:
-    profiler = instruments(2, 5, memory=1, trace=1, peak_flops_per_s=PEAK_FLOPS_PER_S)
+    profiler = instruments(warmup=2, measure=5, memory=1, trace=1, peak_flops_per_s=PEAK_FLOPS_PER_S)
     trainer_with([profiler], folder, logger=logger, log_every_n_steps=1).fit(Tokens())
     return profiler
 

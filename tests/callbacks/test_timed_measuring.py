@@ -36,10 +36,10 @@ def count_steps(step_s: Iterator[float], steps_of_loop: float = math.inf) -> tup
         (3.0, 19, 20),  # a minute
         (1.6, 36, 38),
         (0.0005, 5000, 5000),  # no more rows than that
-        (20.0, 10, 10),  # fewer say nothing
+        (20.0, 10, 10),  # fewer are too few
     ],
 )
-def test_40_steps_and_10_seconds_are_measured_but_at_most_a_minute(step_s: float, fewest: int, most: int) -> None:
+def test_measuring_takes_40_steps_and_10_seconds_or_a_minute(step_s: float, fewest: int, most: int) -> None:
     steps, _ = count_steps(repeat(step_s))
     assert fewest <= steps <= most
 
@@ -95,13 +95,13 @@ def test_steps_of_a_fit(limits: dict[str, Any], expected: float) -> None:
 
 def test_a_real_fit_of_one_epoch_comes_to_all_stages(tmp_path: Path) -> None:
     """BoringModel has 64 batches: measured are 64 - 2 - 4 - 1 - 3 = 54, in far less than 10 s."""
-    profiler = instruments(2, None, memory=1, trace=2, stop_when_done=False, actions=3)
+    profiler = instruments(warmup=2, measure=None, memory=1, trace=2, stop_when_done=False, actions=3)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1)
     trainer.fit(BoringModel())
     assert profiler.record.status == "ok"
     assert profiler.record.steps == {"warmup": 2, "measure": 54, "actions": 4, "memory": 1, "trace": 3}
     assert profiler.record.steps_planned["measure"] == 40
     assert trainer.global_step == 64
-    watched = instruments(2, None, actions=3, watch=WatchOptions())
+    watched = instruments(warmup=2, measure=None, actions=3, watch=WatchOptions())
     trainer_with([watched], tmp_path, max_epochs=1).fit(BoringModel())
     assert watched.record.steps["measure"] == 40  # the rest is watched

@@ -35,16 +35,16 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trackers, "PATIENCE_S", getattr(request, "param", 300.0))
 
 
-def fitted(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
-    profiler = instruments(1, 4, trace=trace_steps, log_dir=folder, export=ExportOptions(trackers=True))
+def fit_with_tracker(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
+    profiler = instruments(warmup=1, measure=4, trace=trace_steps, log_dir=folder, export=ExportOptions(trackers=True))
     trainer = trainer_with([profiler], folder, max_steps=8, log_every_n_steps=1, logger=[*loggers])
     trainer.fit(Tiny(), DataLoader(torch.rand(64, 4), batch_size=4))
     return profiler
 
 
-def test_each_logger_gets_few_figures_of_the_record_and_facts_as_hyperparameters(tmp_path: Path) -> None:
+def test_each_logger_gets_the_main_figures(tmp_path: Path) -> None:
     board, lines = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "csv")
-    record = fitted(tmp_path / "logs", board, lines).record
+    record = fit_with_tracker(tmp_path / "logs", board, lines).record
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         [row] = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
     assert float(row["lm_profiler/step_s"]) == pytest.approx(record.time["step"].mean, rel=1e-6)
@@ -83,12 +83,12 @@ NOW = threading.Event()  # the server answers again
 
 
 @pytest.mark.parametrize("patient", [0.1], indirect=True)
-def test_loggers_that_block_or_raise_are_told_once_and_harm_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_loggers_that_block_or_raise_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     last = CSVLogger(tmp_path / "b")
-    profiler = fitted(tmp_path / "logs", Blocking(tmp_path / "a"), Failing(tmp_path / "c"), last)
+    profiler = fit_with_tracker(tmp_path / "logs", Blocking(tmp_path / "a"), Failing(tmp_path / "c"), last)
     NOW.set()
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler: ")]
-    assert_stored("callbacks/notes: a logger that blocks", {"warnings": said})
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler: ")]
+    assert_stored("callbacks/notes: a logger that blocks", {"warnings": lines})
     assert profiler.record.status == "ok"
     assert "lm_profiler/" in Path(last.log_dir, "metrics.csv").read_text()
 
@@ -99,10 +99,10 @@ def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("lm_profiler.callbacks.watch_output._STEPS_OF_WINDOW", 100)
     steps, watch = 150, WatchOptions(traces=False)
     lines = CSVLogger(tmp_path / "csv")
-    profiler = instruments(1, 4, log_dir=tmp_path / "logs", export=ExportOptions(trackers=True), watch=watch)
-    trainer_with([profiler], tmp_path, max_steps=steps, logger=lines).fit(
-        Tiny(), DataLoader(torch.rand(steps, 4), batch_size=1)
-    )
+    export = ExportOptions(trackers=True)
+    profiler = instruments(warmup=1, measure=4, log_dir=tmp_path / "logs", export=export, watch=watch)
+    data = DataLoader(torch.rand(steps, 4), batch_size=1)
+    trainer_with([profiler], tmp_path, max_steps=steps, logger=lines).fit(Tiny(), data)
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row.get("lm_profiler/watch/step_s")]
     windows = read_windows(next((tmp_path / "logs").glob("*/version_*")))
@@ -121,10 +121,10 @@ def artifacts_of(profiler: TrainingProfiler) -> set[str]:
     return {page.name, trace.name}
 
 
-def test_mlflow_keeps_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_receives_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to be made
     logger = MLFlowLogger("profiles", tracking_uri=f"file:{tmp_path}/mlflow", artifact_location=f"{tmp_path}/kept")
-    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    profiler = fit_with_tracker(tmp_path / "logs", logger, trace_steps=1)
     metrics = logger.experiment.get_run(logger.run_id).data.metrics
     kept = {key: value for key, value in metrics.items() if key.startswith("lm_profiler/")}
     assert kept == pytest.approx(figures(profiler.record))
@@ -133,12 +133,12 @@ def test_mlflow_keeps_figures_and_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert {path.name for path in (tmp_path / "kept").rglob("*.*")} == artifacts_of(profiler)
 
 
-def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_receives_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     artifacts: list[wandb.Artifact] = []
     monkeypatch.setattr("wandb.sdk.wandb_run.Run.log_artifact", lambda run, artifact: artifacts.append(artifact))
     logger = WandbLogger(project="profiles", save_dir=tmp_path, offline=True)
-    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    profiler = fit_with_tracker(tmp_path / "logs", logger, trace_steps=1)
     kept = {name: value for name, value in dict(logger.experiment.summary).items() if name in figures(profiler.record)}
     wandb.finish()
     assert kept == pytest.approx(figures(profiler.record))
@@ -147,17 +147,17 @@ def test_wandb_keeps_figures_and_a_profile(tmp_path: Path, monkeypatch: pytest.M
     assert artifact.manifest.entries.keys() == artifacts_of(profiler)
 
 
-def test_comet_keeps_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comet_receives_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMET_START_ONLINE", "false")  # with online=False Lightning disables the experiment instead
     off = ("log_env_details", "log_code", "log_git_metadata", "auto_output_logging")
     logger = CometLogger(api_key="x" * 25, offline_directory=str(tmp_path / "comet"), **dict.fromkeys(off, False))
-    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
+    profiler = fit_with_tracker(tmp_path / "logs", logger, trace_steps=1)
     logger.experiment.end()
     [kept] = (tmp_path / "comet").glob("*.zip")
     with zipfile.ZipFile(kept) as files:
         messages = [json.loads(line) for line in files.read("messages.json").decode().splitlines()]
-    told = [message["payload"] for message in messages]
-    values = {each["metric"]["metricName"]: each["metric"]["metricValue"] for each in told if "metric" in each}
+    payloads = [message["payload"] for message in messages]
+    values = {each["metric"]["metricName"]: each["metric"]["metricValue"] for each in payloads if "metric" in each}
     assert {name: values[name] for name in figures(profiler.record)} == pytest.approx(figures(profiler.record))
-    assets = {each["additional_params"]["fileName"] for each in told if each.get("upload_type") == "asset"}
+    assets = {each["additional_params"]["fileName"] for each in payloads if each.get("upload_type") == "asset"}
     assert assets == artifacts_of(profiler)

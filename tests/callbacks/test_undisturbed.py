@@ -35,40 +35,34 @@ def second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# -- other profilers ----------------------------------------------------------------------------------------------
-
-
-def test_somebodys_own_trace_survives(tmp_path: Path) -> None:
+def test_a_trace_of_the_user_survives(tmp_path: Path) -> None:
     """Sessions that begin and end amid ours: test_tracer.py."""
-    ours = profiler()
+    callback = profiler()
     users = PyTorchProfiler(dirpath=tmp_path, filename="users", schedule=None, export_to_chrome=False)
-    train(tmp_path, [ours], profiler=users)
+    train(tmp_path, [callback], profiler=users)
     assert sum(event.name == "aten::addmm" for event in users.function_events or []) >= 2 * 7
-    assert ours.record.time["step"].n == 3
-    assert "trace left" in "; ".join(ours.record.notes)
-
-
-# -- copies and pickles -------------------------------------------------------------------------------------------
+    assert callback.record.time["step"].n == 3
+    assert "trace left" in "; ".join(callback.record.notes)
 
 
 @pytest.mark.parametrize("goes", ["by an exit", "on to the end"])
-def test_a_forked_copy_of_the_training_has_no_say_in_the_run(tmp_path: Path, goes: str) -> None:
-    own, ours, states = os.getpid(), profiler(), []
+def test_a_forked_copy_of_the_training_changes_nothing(tmp_path: Path, goes: str) -> None:
+    own, callback, states = os.getpid(), profiler(), []
 
     def forks() -> None:
         if copied := os.fork():
             os.waitpid(copied, 0)
-            states.append(read_run(ours.folder).status)
+            states.append(read_run(callback.folder).status)
         elif goes == "by an exit":
             raise SystemExit
 
     try:
-        train(tmp_path, [ours], lambda: Tiny({3: forks}))
+        train(tmp_path, [callback], lambda: Tiny({3: forks}))
     finally:
         if os.getpid() != own:
             os._exit(0)
     assert states == ["unfinished"]
-    assert (ours.record.status, ours.record.failure) == ("ok", None)
+    assert (callback.record.status, callback.record.failure) == ("ok", None)
 
 
 class Copies(Callback):
@@ -97,23 +91,20 @@ class Copies(Callback):
 
 
 @pytest.mark.parametrize("make", [Tiny, Manual])
-def test_everything_can_be_copied_and_pickled_at_any_time(tmp_path: Path, make: Callable[[], Tiny]) -> None:
-    ours, copies = profiler(), Copies()
-    module = train(tmp_path, [copies, ours], make)
+def test_callbacks_can_be_pickled_at_any_time(tmp_path: Path, make: Callable[[], Tiny]) -> None:
+    callback, copies = profiler(), Copies()
+    module = train(tmp_path, [copies, callback], make)
     assert copies.done == module.steps
-    assert ours.record.status == "ok"
+    assert callback.record.status == "ok"
     assert_same_weights(module, train(tmp_path / "plain", [], make, max_steps=module.steps))
 
 
-# -- folders ------------------------------------------------------------------------------------------------------
-
-
-def spoils(ours: TrainingProfiler, spoil: Callable[[Path], None]) -> Callback:
+def spoiling_callback(callback: TrainingProfiler, spoil: Callable[[Path], None]) -> Callback:
     """Does something to the run's folder in its third batch."""
 
     def end_batch(trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
-            spoil(ours.folder)
+            spoil(callback.folder)
 
     return LambdaCallback(on_train_batch_end=end_batch)
 
@@ -130,16 +121,13 @@ def test_a_folder_that_goes_away_or_cannot_be_made_has_a_second_place(
     if spoil is None:
         for name in ("lm_profiler", "logs"):
             (tmp_path / name).write_text("a file of this name")
-    ours = profiler()
-    module = train(tmp_path, [*([spoils(ours, spoil)] if spoil else []), ours])
-    assert ours.folder.is_relative_to(second_place)
-    assert str(ours.folder) in capsys.readouterr().err
-    assert read_run(ours.folder) == ours.record
-    assert len(read_steps(ours.folder / "steps.csv")) == 9
+    callback = profiler()
+    module = train(tmp_path, [*([spoiling_callback(callback, spoil)] if spoil else []), callback])
+    assert callback.folder.is_relative_to(second_place)
+    assert str(callback.folder) in capsys.readouterr().err
+    assert read_run(callback.folder) == callback.record
+    assert len(read_steps(callback.folder / "steps.csv")) == 9
     assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
-
-
-# -- streams ------------------------------------------------------------------------------------------------------
 
 
 class Refuses(io.StringIO):
@@ -149,37 +137,40 @@ class Refuses(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def closed() -> io.StringIO:
+def closed_stream() -> io.StringIO:
     stream = io.StringIO()
     stream.close()
     return stream
 
 
-def full() -> Any:
+def full_disk() -> Any:
     return Path("/dev/full").open("w", encoding="ascii")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("stream", [lambda: None, closed, Refuses, full])
-def test_streams_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], Any]):
-    out, err = stream(), stream()
-    with monkeypatch.context() as context, breaks(MemoryReader.end):  # which is said
+@pytest.mark.parametrize(
+    "make_stream",
+    [lambda: None, closed_stream, Refuses, full_disk],
+    ids=["no stream", "closed", "broken pipe", "full disk"],
+)
+def test_training_survives_broken_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_stream: Callable[[], Any]
+) -> None:
+    out, err = make_stream(), make_stream()
+    with monkeypatch.context() as context, breaks(MemoryReader.end):  # so that there is a message to print
         context.setattr(sys, "stdout", out)
         context.setattr(sys, "stderr", err)
-        ours = profiler()
-        module = train(tmp_path, [ours])
-    for used in (out, err):
-        if used is not None and not used.closed:
-            used.flush()  # nothing of ours waits in there to fail when the program ends
-            used.close()
+        callback = profiler()
+        module = train(tmp_path, [callback])
+    for stream in (out, err):
+        if stream is not None and not stream.closed:
+            stream.flush()  # raises if something of ours waits in it
+            stream.close()
     assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
-    assert ours.record.status == "ok"
+    assert callback.record.status == "ok"
 
 
-# -- how a run ends -----------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_in_whatever_ends_the_run_loses_no_step(tmp_path: Path) -> None:
+def test_ctrl_c_at_the_end_of_a_run_loses_no_step(tmp_path: Path) -> None:
     calls = list(places(lambda: train(tmp_path / "calls", [profiler()])))
     untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)]))  # takes half as long
     first = [code.co_qualname if sys.version_info >= (3, 11) else code.co_name for code, _ in calls]
@@ -187,16 +178,16 @@ def test_ctrl_c_in_whatever_ends_the_run_loses_no_step(tmp_path: Path) -> None:
     lost = []
     for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 56]]):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        ours = profiler(trace_steps=0 if place in untraced else 1)
+        callback = profiler(trace_steps=0 if place in untraced else 1)
         ended = False
         with fault(place, KeyboardInterrupt()) as raised:
             try:
-                train(tmp_path / str(number), [ours])
+                train(tmp_path / str(number), [callback])
             except SystemExit:  # Lightning's
                 ended = True
         assert ended == bool(raised)  # what a verdict asks for depends on the times: not every run comes there
-        record = read_run(ours.folder)
-        rows = read_steps(ours.folder / "steps.csv")
+        record = read_run(callback.folder)
+        rows = read_steps(callback.folder / "steps.csv")
         if record.status not in ("ok", "interrupted") or len(rows) < (5 if number < 6 else 7) or not record.time:
             lost.append(f"{raised}: {record.status}, {len(rows)} steps")
     assert not lost
@@ -207,11 +198,11 @@ class Unreadable(Exception):
         raise LookupError("no message")
 
 
-def test_an_unreadable_error_is_recorded_and_gives_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    ours = profiler()
+def test_an_error_without_a_message_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    callback = profiler()
     with pytest.raises(Unreadable):
-        train(tmp_path, [ours], lambda: Tiny({3: Mock(side_effect=Unreadable())}))
-    failure = read_run(ours.folder).failure
+        train(tmp_path, [callback], lambda: Tiny({3: Mock(side_effect=Unreadable())}))
+    failure = read_run(callback.folder).failure
     assert (failure.type, failure.phase, failure.step) == ("Unreadable", "forward", 4)
     assert "LookupError" in failure.message
     colours = ValueError("\x1b[31mred\x9b2J")

@@ -19,7 +19,7 @@ from lm_profiler.record.steps import read_steps
 
 
 class Predictions(BoringModel):
-    """Its results say how many batches they come from."""
+    """Its results count their batches."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("batches", 1.0, reduce_fx="sum", on_epoch=True)
@@ -32,8 +32,8 @@ def results_of(trainer: Any, module: LightningModule) -> list[float]:
     return [*evaluated, len(trainer.predict(module, BoringDataModule()))]
 
 
-def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path) -> None:
-    profiler = profiling_callbacks(1, 3, trace_steps=0, action_steps=0)
+def test_callbacks_left_in_a_trainer_do_not_shorten_evaluations(tmp_path: Path) -> None:
+    profiler = profiling_callbacks(warmup_steps=1, measure_steps=3, trace_steps=0, action_steps=0)
     module = Predictions()
     trainer = trainer_with(profiler, tmp_path)
     trainer.fit(module)
@@ -44,12 +44,15 @@ def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path)
     assert ours.record == read_run(ours.folder)  # still that of the fit
 
 
-@pytest.mark.parametrize("stop, seen", [(None, 64), (True, 5)])
-def test_an_evaluation_is_cut_only_where_that_is_asked(tmp_path: Path, stop: bool | None, seen: int) -> None:
-    (profiler,) = profiling_callbacks(1, 3, trace_steps=0, action_steps=0, verb="test", stop_when_done=stop)
+@pytest.mark.parametrize("stop_when_done, batches", [(None, 64), (True, 1 + 3 + 1)])
+def test_an_evaluation_ends_early_only_on_request(tmp_path: Path, stop_when_done: bool | None, batches: int) -> None:
+    """The loader has 64 batches. The profiler needs 1 to warm up, 3 to measure and 1 for the memory stage."""
+    (profiler,) = profiling_callbacks(
+        warmup_steps=1, measure_steps=3, trace_steps=0, action_steps=0, verb="test", stop_when_done=stop_when_done
+    )
     trainer = trainer_with([profiler], tmp_path)
     (results,) = trainer.test(Predictions(), verbose=False)
-    assert results["batches"] == seen
+    assert results["batches"] == batches
     record = read_run(profiler.folder)
     assert (record.verb, record.status, record.time["step"].n) == ("test", "ok", 3)
 
@@ -72,17 +75,16 @@ class FetchesItself(BoringModel):
 
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")  # experimental, and what is tried
 @pytest.mark.parametrize("verb", ["fit", "validate"])
-def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(tmp_path: Path, verb: Literal["fit", "validate"]):
+def test_a_step_that_outlives_the_stages_does_not_change_the_record(tmp_path: Path, verb: Literal["fit", "validate"]):
     (profiler,) = profiling_callbacks(
-        1, 3, memory_steps=0, trace_steps=0, action_steps=2, verb=verb, stop_when_done=False
+        warmup_steps=1, measure_steps=3, memory_steps=0, trace_steps=0, action_steps=2, verb=verb, stop_when_done=False
     )
     observed, alone = FetchesItself(), FetchesItself()
     alone.load_state_dict(observed.state_dict())
     for module, callbacks in ((observed, [profiler]), (alone, [])):
         torch.manual_seed(0)
-        getattr(trainer_with(callbacks, tmp_path, limit_val_batches=10, limit_train_batches=10, max_epochs=2), verb)(
-            module
-        )
+        trainer = trainer_with(callbacks, tmp_path, limit_val_batches=10, limit_train_batches=10, max_epochs=2)
+        getattr(trainer, verb)(module)
     assert observed.seen == alone.seen
     assert all(torch.equal(mine, other) for mine, other in zip(observed.parameters(), alone.parameters(), strict=True))
     record = read_run(profiler.folder)
@@ -115,15 +117,13 @@ class Validated(BoringModel):
 
 
 @pytest.mark.parametrize("batches, check", [(1000, 1), (5, 1), (5, 2), (2, 3)])
-def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(tmp_path: Path, batches: int, check: int):
+def test_stopping_inside_an_epoch_needs_no_validation_metric(tmp_path: Path, batches: int, check: int):
     """Five steps: inside the first epoch, at its end, in a later one."""
-    profiler, calls = instruments(1, 3, memory=1), SimpleProfiler()
+    profiler, calls = instruments(warmup=1, measure=3, memory=1), SimpleProfiler()
     monitors: list[Callback] = [ModelCheckpoint(tmp_path / "kept", monitor="val_loss")]
     if check == 1:
-        monitors.append(EarlyStopping("val_loss", patience=100))
-        monitors.append(
-            ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", save_on_train_epoch_end=True)
-        )
+        best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", mode="max", save_on_train_epoch_end=True)
+        monitors += [EarlyStopping("val_loss", patience=100), best]
     options: dict[str, Any] = {"limit_train_batches": batches, "check_val_every_n_epoch": check, "profiler": calls}
     trainer = trainer_with([*monitors, profiler], tmp_path, enable_checkpointing=True, **options)
     trainer.fit(Validated(check))
@@ -135,7 +135,7 @@ def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(tmp_path:
 
 
 def test_a_trainer_cut_inside_an_epoch_trains_on(tmp_path: Path) -> None:
-    profiler = instruments(1, 3)
+    profiler = instruments(warmup=1, measure=3)
     trainer = trainer_with([profiler], tmp_path, max_epochs=3, limit_train_batches=10)
     module = BoringModel()
     trainer.fit(module)
@@ -145,8 +145,8 @@ def test_a_trainer_cut_inside_an_epoch_trains_on(tmp_path: Path) -> None:
     assert (trainer.global_step, trainer.current_epoch) == (34, 3)
 
 
-def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_path: Path) -> None:
-    calls, profiler = SimpleProfiler(), instruments(1, 3, memory=1, stop_when_done=False)
+def test_a_profiler_that_is_done_stays_in_the_users_list(tmp_path: Path) -> None:
+    calls, profiler = SimpleProfiler(), instruments(warmup=1, measure=3, memory=1, stop_when_done=False)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=20, profiler=calls)
     listed, kept = trainer.callbacks, list(trainer.callbacks)
     for fits in (1, 2):  # each is measured
@@ -183,7 +183,7 @@ def test_the_trials_of_a_finder_are_not_measured(tmp_path: Path, make: Any) -> N
         if make is BatchSizeFinder
         else make(num_training_steps=12, early_stop_threshold=None)
     )
-    profiler, module = instruments(1, 6, memory=1), Tunable()
+    profiler, module = instruments(warmup=1, measure=6, memory=1), Tunable()
     trainer = trainer_with([finder, profiler], tmp_path, limit_train_batches=3, max_epochs=4, logger=False)
     trainer.fit(module)
     record = read_run(profiler.folder)
@@ -227,7 +227,7 @@ class Dry(torch.utils.data.IterableDataset[Any]):
     ids=["runs dry", "gives None for ever"],
 )
 def test_a_loader_that_runs_dry_ends_a_fit(tmp_path: Path, data: Any, options: dict[str, Any], steps: int, note: str):
-    profiler = instruments(1, 20)
+    profiler = instruments(warmup=1, measure=20)
     trainer_with([profiler], tmp_path, **options).fit(BoringModel(), data)
     record = read_run(profiler.folder)
     assert any(note in each for each in record.notes)
@@ -246,7 +246,7 @@ class Skips(BoringModel):
 )
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of a loader of length 0
 def test_a_fit_without_a_step_has_failed(tmp_path: Path, module: Any, data: Any, options: dict[str, Any]) -> None:
-    profiler = instruments(1, 20)
+    profiler = instruments(warmup=1, measure=20)
     trainer_with([profiler], tmp_path, **options).fit(module(), data)
     record = read_run(profiler.folder)
     assert record.status == "failed"

@@ -1,4 +1,4 @@
-"""What the watch's thread says where nothing is handed over to it: training stands still, and where."""
+"""What the watch's thread reports if nothing is handed over to it: training stalls, and in which phase."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +71,7 @@ def between_epochs(writer: Standing) -> None:
     [(in_backward, "backward"), (in_validation, VALIDATION), (in_a_checkpoint, "checkpoints"),
      (between_epochs, EPOCH_TURN)],
 )  # fmt: skip
-def test_a_stall_is_told_once_with_its_phase_and_rank(stands: Callable[[Standing], None], where: str, tmp_path: Path):
+def test_a_stall_is_reported_once(stands: Callable[[Standing], None], where: str, tmp_path: Path):
     writer = Standing(tmp_path)
     writer.now_ns += 5 * S
     stands(writer)
@@ -79,13 +79,13 @@ def test_a_stall_is_told_once_with_its_phase_and_rank(stands: Callable[[Standing
     (event,) = writer.wait(200)
     assert (event.part, event.rank, round(event.now, 3)) == (where, 5, 60.0)
     assert event.cause.startswith("test_watch_writer.py:")
-    told = event_text(event, 8)
-    assert told.startswith(f"stalled in {where} since 01-01 ")
-    assert told.endswith(", rank 5 of 8")
+    text = event_text(event, 8)
+    assert text.startswith(f"stalled in {where} since 01-01 ")
+    assert text.endswith(", rank 5 of 8")
     assert read_status(tmp_path, 5).phase == where
 
 
-def test_what_goes_on_by_itself_is_no_stall(tmp_path: Path) -> None:
+def test_a_pause_that_ends_by_itself_is_no_stall(tmp_path: Path) -> None:
     writer = Standing(tmp_path)
     in_validation(writer)  # whose batches are signs of life
     assert writer.wait(200, lambda: setattr(writer.place, "alive_ns", writer.now_ns)) == []
@@ -121,7 +121,7 @@ def test_a_stall_in_which_a_rank_waits_for_another_is_booked_once(tmp_path: Path
     assert ledger["step: forward"] + ledger["step: backward"] == pytest.approx(3.0, abs=1.5)
 
 
-def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path) -> None:
+def test_a_pause_of_the_process_is_an_event(tmp_path: Path) -> None:
     for seconds, cpu_s in ((31, 20.0), (4, 0.0)):  # a thread that had to wait is no pause
         writer = Standing(tmp_path, cpu_s)
         in_backward(writer)

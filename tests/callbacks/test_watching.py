@@ -44,16 +44,16 @@ STEPS = 60
 
 
 def watcher(measure_steps: int = 3) -> TrainingProfiler:
-    return instruments(1, measure_steps, watch=True)
+    return instruments(warmup=1, measure=measure_steps, watch=True)
 
 
-def folder() -> Path:
+def run_folder() -> Path:
     return max(Path("logs").glob("*/version_*"), key=lambda path: path.stat().st_mtime)
 
 
-def told_of(began_s: float, took_s: float) -> WatchStatus:
+def status_between(began_s: float, took_s: float) -> WatchStatus:
     """The last status, whose ledger adds up to what the fit took from outside."""
-    status = read_status(folder())
+    status = read_status(run_folder())
     assert status.ended
     assert sum(status.ledger.values()) == pytest.approx(status.wall_s, abs=1e-4)
     # An idle machine loses 1 ms here, a busy one more: test_ledger_of_fits holds it to 1 % on a clock of its own.
@@ -63,7 +63,7 @@ def told_of(began_s: float, took_s: float) -> WatchStatus:
     return status
 
 
-def test_what_compiles_is_a_term_of_its_own() -> None:
+def test_compilation_is_a_term_of_its_own() -> None:
     class Compiled(Tiny):
         def __init__(self) -> None:
             super().__init__()
@@ -76,7 +76,7 @@ def test_what_compiles_is_a_term_of_its_own() -> None:
     module = Compiled()
     began_s, began = time.time(), time.perf_counter()
     train(Path(), [watcher()], lambda: module, max_steps=STEPS)
-    status = told_of(began_s, time.perf_counter() - began)
+    status = status_between(began_s, time.perf_counter() - began)
     first, again = (each.ended_s - each.began_s for each in disjoint(compilations(began_s) or ()))
     assert status.ledger["compiling"] == pytest.approx(first + again, rel=0.01)
     assert status.ledger["first step"] > 0.0
@@ -84,18 +84,17 @@ def test_what_compiles_is_a_term_of_its_own() -> None:
 
 def test_files_of_a_plain_run() -> None:
     train(Path(), [watcher()], max_steps=STEPS)
-    status = read_status(folder())
+    status = read_status(run_folder())
     assert status.steps == STEPS
     assert status.goodput == pytest.approx(
         sum(seconds for term, seconds in status.ledger.items() if term.startswith("step: ")) / status.wall_s
     )
-    assert read_last_steps(folder())["step"].tolist() == list(range(5, STEPS + 1))
-    (window,) = read_windows(folder())
+    assert read_last_steps(run_folder())["step"].tolist() == list(range(5, STEPS + 1))
+    (window,) = read_windows(run_folder())
     assert (window.first_step, window.steps) == (5, STEPS - 4)
-    assert window.seconds["step"].sum == pytest.approx(
-        sum(of.sum for part, of in window.seconds.items() if part != "step")
-    )
-    assert not (folder() / "events.jsonl").exists() or read_events(folder())
+    phases_s = sum(sketch.sum for part, sketch in window.seconds.items() if part != "step")
+    assert window.seconds["step"].sum == pytest.approx(phases_s)
+    assert not (run_folder() / "events.jsonl").exists() or read_events(run_folder())
 
 
 def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(watching.Watching, "_step_ended", sleeping)
     train(Path(), [watcher()], max_steps=STEPS)
-    assert 0.095 <= read_status(folder()).ledger["unexplained"] <= 0.14
+    assert 0.095 <= read_status(run_folder()).ledger["unexplained"] <= 0.14
 
 
 class Loaded(Tiny):
@@ -126,25 +125,25 @@ class Loaded(Tiny):
 @pytest.mark.parametrize("stages", [4, 30])  # steps: an epoch has thirty
 def test_the_first_watched_step_has_its_batch(stages: int) -> None:
     train(Path(), [watcher(stages - 1)], Loaded, max_steps=40)
-    rows = read_last_steps(folder())
+    rows = read_last_steps(run_folder())
     assert rows["step"].tolist() == list(range(stages + 1, 41))
     data_s = rows["seconds"][:, TIMED.index("data")]
     assert data_s.min() >= 0.02
-    assert read_status(folder()).ledger["unexplained"] <= 0.02  # less than one batch that has no name
+    assert read_status(run_folder()).ledger["unexplained"] <= 0.02  # less than one batch that has no name
 
 
 def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
     allocates = {30: lambda: torch.ones(2**26)}  # 256 MiB, of which nothing is held at the step's end
     train(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
-    window = read_windows(folder())[-1]
+    window = read_windows(run_folder())[-1]
     assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
 
 
-def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> None:
+def test_a_resumed_training_counts_the_steps_that_it_repeats(tmp_path: Path) -> None:
     def fit(module: Tiny, steps: int, **options: Any) -> WatchStatus:
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=20, save_top_k=-1)
         trainer_with([saving, watcher()], tmp_path, max_steps=steps, enable_checkpointing=True).fit(module, **options)
-        return read_status(folder())
+        return read_status(run_folder())
 
     warnings.simplefilter("ignore")  # of the folder, which has a checkpoint by then
     with pytest.raises(RuntimeError, match="crashed"):
@@ -159,19 +158,19 @@ class Asking(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == 10:
-            TraceRequest(steps=2).write(request_file(folder(), 0))
+            TraceRequest(steps=2).write(request_file(run_folder(), 0))
         if trainer.global_step > 10:
             time.sleep(0.04)
 
 
 @pytest.mark.parametrize("make", [Tiny, Manual])
-def test_a_watched_training_is_as_without_also_where_a_trace_is_asked_for(make: type[Tiny]) -> None:
+def test_watching_and_tracing_leave_the_weights_unchanged(make: type[Tiny]) -> None:
     plain = train(Path(), [], make, max_steps=STEPS)
     module = train(Path(), [Asking(), watcher()], make, max_steps=STEPS)
     assert_same_weights(plain, module)
-    (_trace,) = (folder() / "trace").glob("rank0.step*.kernels.json")
-    assert not request_file(folder(), 0).exists()
-    assert read_status(folder()).steps == STEPS
+    (_trace,) = (run_folder() / "trace").glob("rank0.step*.kernels.json")
+    assert not request_file(run_folder(), 0).exists()
+    assert read_status(run_folder()).steps == STEPS
 
 
 class StallingWhileTraced(Asking):
@@ -189,7 +188,7 @@ class StallingWhileTraced(Asking):
 def test_a_stall_in_a_step_that_the_watch_traces_is_reported() -> None:
     callback = StallingWhileTraced()
     train(Path(), [callback, watcher()], max_steps=STEPS)
-    slow = [event for event in read_events(folder()) if event.kind == "slow step" and event.now > 0.9]
+    slow = [event for event in read_events(run_folder()) if event.kind == "slow step" and event.now > 0.9]
     assert [(event.step, event.cause) for event in slow] == [(callback.stalled_step, "callback: StallingWhileTraced")]
 
 
@@ -201,7 +200,7 @@ class Harming(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == 20:
-            here = folder()
+            here = run_folder()
             if self.how == "folder":
                 here.rename(here.with_name("elsewhere"))
             for path in here.glob("*.bin") if self.how == "files" else ():
@@ -212,7 +211,7 @@ class Harming(Callback):
 
 
 @pytest.mark.parametrize("how", ["folder", "files"])
-def test_what_cannot_be_written_harms_nothing(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_files_do_not_disturb_training(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = train(Path(), [], max_steps=STEPS)
     assert_same_weights(plain, train(Path(), [Harming(how), watcher()], max_steps=STEPS))
     assert capsys.readouterr().err.count("cannot be written") == 1
@@ -256,9 +255,9 @@ def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
     began_s, began = time.time(), time.perf_counter()
     with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
         train(Path(), [watcher()], lambda: Tiny({30: Mock(side_effect=error)}), max_steps=STEPS)
-    status = told_of(began_s, time.perf_counter() - began)
+    status = status_between(began_s, time.perf_counter() - began)
     assert (status.steps, status.error) == (30, type(error).__name__)
-    assert f"failed with {type(error).__name__}" in watch_tables(folder())[0].above[0]
+    assert f"failed with {type(error).__name__}" in watch_tables(run_folder())[0].above[0]
 
 
 def test_fits_of_two_trainers_in_turns_are_watched_each_in_its_own_folder(tmp_path: Path) -> None:
@@ -275,19 +274,19 @@ def test_fits_of_two_trainers_in_turns_are_watched_each_in_its_own_folder(tmp_pa
 
 def test_wrong_options_of_a_profiler_are_refused() -> None:
     wrong = ({"watch": "yes"}, {"verb": "x"}, {"log_dir": "a\nb"}, {"verb": "validate", "watch": True})
-    said = {f"{of}": refusal(UsageError, lambda of=of: TrainingProfiler(**of)) for of in wrong}
-    assert_stored("callbacks/refused: a profiler's options", said)
+    messages = {f"{of}": refusal(UsageError, lambda of=of: TrainingProfiler(**of)) for of in wrong}
+    assert_stored("callbacks/refused: a profiler's options", messages)
 
 
-def test_a_run_may_be_watched_and_not_measured() -> None:
+def test_a_run_may_be_watched_without_measuring() -> None:
     train(Path(), [watcher(measure_steps=0)], max_steps=STEPS)
-    assert read_status(folder()).steps == STEPS
+    assert read_status(run_folder()).steps == STEPS
     for warmup, watch in ((1, False), (0, True)):
         with pytest.raises(UsageError, match="measure_steps"):
-            instruments(warmup, 0, watch=watch)
+            instruments(warmup, measure=0, watch=watch)
 
 
-def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
+def test_a_late_rank_of_two_is_reported(tmp_path: Path) -> None:
     done = run(str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     (left,) = tmp_path.glob("*/version_0")
@@ -297,11 +296,11 @@ def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:
     assert status.wall_s == pytest.approx(float(done.stdout.split()[-1]), rel=0.01, abs=0.1)
     assert abs(status.ledger.get("unexplained", 0.0)) <= max(0.01 * status.wall_s, 0.03)
     assert 0.5 * late_s <= status.ledger["waiting for ranks"] <= 1.5 * late_s
-    told = [event for event in read_events(left) if event.kind == "rank late"]
-    assert {(event.rank, event.part) for event in told} == {(1, "data")}
-    assert told[-1].cost_s is not None
+    late = [event for event in read_events(left) if event.kind == "rank late"]
+    assert {(event.rank, event.part) for event in late} == {(1, "data")}
+    assert late[-1].cost_s is not None
 
 
 def test_a_run_that_ends_within_its_stages_is_not_watched() -> None:
     train(Path(), [watcher()], max_steps=2)
-    assert not (folder() / STATUS).exists()
+    assert not (run_folder() / STATUS).exists()

@@ -42,13 +42,13 @@ class Sleeper(LightningModule):
 
 def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     """Rates are given: a busy machine's own would be unknown."""
-    profiler = instruments(1, 5, memory=1, trace=2)
-    with warm.with_rates(1e11, 1e10):
+    profiler = instruments(warmup=1, measure=5, memory=1, trace=2)
+    with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
 
 
-def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(tmp_path: Path) -> None:
+def test_the_terms_of_a_run_add_up_to_its_step(tmp_path: Path) -> None:
     model = LanguageModel(d_model=64, d_ff=128, num_layers=2, num_heads=2, vocab_size=500)
     record = run(model, tmp_path, FakeTokens(context_length=64, batch_size=2, vocab_size=500))
     fall = record.waterfall
@@ -59,11 +59,11 @@ def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(tmp_path: 
     assert [*terms] == [name for name in get_args(TermName) if name != "optimizer_products"]
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
     assert all(term.seconds >= 0 for term in fall.terms[:-1])
-    # Products are told by module, with their shapes.
+    # Products are listed by module, with their shapes.
     assert "model.blocks.*.feed_forward.gate" in {part.module for part in terms["ideal"].contributors}
-    told = [part.detail or "" for part in terms["slow_products"].contributors if part.what == "aten::mm"]
-    assert all("; m " in detail and ", k " in detail for detail in told)
-    # The optimizer moves the bytes of all parameters, though a trace tells no types of tensors in lists.
+    details = [part.detail or "" for part in terms["slow_products"].contributors if part.what == "aten::mm"]
+    assert all("; m " in detail and ", k " in detail for detail in details)
+    # The optimizer moves the bytes of all parameters, though a trace has no types of tensors in lists.
     assert terms["bandwidth"].phases["optimizer"] > 0
     parameters = [torch.zeros(3, 4), torch.zeros(5)]
     assert lists_of(parameters) == (17, 4)
@@ -84,9 +84,9 @@ class Validates(Sleeper):
         return DataLoader(torch.ones(16, 64), batch_size=4)  # type: ignore[arg-type]
 
 
-def test_what_a_validation_amid_the_traced_steps_does_is_not_the_steps(tmp_path: Path) -> None:
-    profiler = instruments(1, 5, memory=1, trace=2)
-    with warm.with_rates(1e11, 1e10):
+def test_work_of_a_validation_between_traced_steps_is_left_out(tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=5, memory=1, trace=2)
+    with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], tmp_path, val_check_interval=1, limit_val_batches=4).fit(Validates())
     record = read_run(profiler.folder)
     fall = record.waterfall
@@ -95,8 +95,8 @@ def test_what_a_validation_amid_the_traced_steps_does_is_not_the_steps(tmp_path:
     assert fall.step_s == record.time["step"].mean
     assert all(0.0 <= term.seconds <= fall.step_s for term in fall.terms)
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
-    told = [part.what for term in fall.terms for part in term.contributors if part.what.endswith("aten::mm")]
-    assert "other: aten::mm" not in told
+    contributors = [part.what for term in fall.terms for part in term.contributors if part.what.endswith("aten::mm")]
+    assert "other: aten::mm" not in contributors
 
 
 def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:

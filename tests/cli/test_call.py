@@ -23,29 +23,29 @@ BAD: dict[str, bytes] = {
 }
 
 
-def told_of(*arguments: str) -> str:
-    told = refusal(UsageError, lambda: Call(["fit", *arguments]))
-    assert len(told.splitlines()) == 1
-    return told
+def refusal_of(*arguments: str) -> str:
+    message = refusal(UsageError, lambda: Call(["fit", *arguments]))
+    assert len(message.splitlines()) == 1
+    return message
 
 
 def test_a_config_that_is_none_or_cannot_be_read_is_named_as_stored(tmp_path: Path) -> None:
-    said, path = {}, tmp_path / "x.yaml"
+    texts, path = {}, tmp_path / "x.yaml"
     for case, content in BAD.items():
         path.write_bytes(content)
-        ways = {told_of(*option.format(path).split()) for option in ("--config={}", "--config {}", "-c {}")}
-        [said[case]] = (re.sub(r"(?<=YAML)(.*): .*", r"\1: ITS OWN WORDS", told) for told in ways)
-    assert_stored("cli/call: bad", said, here=tmp_path)
-    said = {
-        "missing": told_of(f"--config={tmp_path / 'missing.yaml'}"),
-        "a folder": told_of(f"--config={tmp_path}"),
-        "no name": told_of("--config"),
+        ways = {refusal_of(*option.format(path).split()) for option in ("--config={}", "--config {}", "-c {}")}
+        [texts[case]] = (re.sub(r"(?<=YAML)(.*): .*", r"\1: ITS OWN WORDS", message) for message in ways)
+    assert_stored("cli/call: bad", texts, here=tmp_path)
+    texts = {
+        "missing": refusal_of(f"--config={tmp_path / 'missing.yaml'}"),
+        "a folder": refusal_of(f"--config={tmp_path}"),
+        "no name": refusal_of("--config"),
     }
-    assert_stored("cli/call: cannot be read", said, here=tmp_path)
+    assert_stored("cli/call: cannot be read", texts, here=tmp_path)
     path = tmp_path / "x.yaml"
     path.write_text("model: {size: small}")
     Call(["fit", "--config", str(path), "-c", str(path), "--name=--config"])
-    assert_stored("cli/call: a word", {"tiny.yaml": told_of("tiny.yaml")})
+    assert_stored("cli/call: a word", {"tiny.yaml": refusal_of("tiny.yaml")})
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_config_that_is_none_or_cannot_be_read_is_named_as_stored(tmp_path: Pa
     [("day: 2001-99-99", "month must be in"), ("seed_everything: " + "1" * 5000, "Exceeds the limit")],
     ids=["date", "number"],
 )
-def test_what_python_cannot_read_is_told_in_its_words(content: str, why: str, tmp_path: Path) -> None:
+def test_python_errors_are_reported_in_pythons_words(content: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(content)
-    assert f"{path}, which is not YAML: {why}" in told_of(f"--config={path}")
+    assert f"{path}, which is not YAML: {why}" in refusal_of(f"--config={path}")
 
 
-def test_a_pipe_is_read_once_and_its_text_stands_in_the_call(tmp_path: Path) -> None:
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("trainer: {max_steps: 3}",))
@@ -72,9 +72,6 @@ def test_a_pipe_is_read_once_and_its_text_stands_in_the_call(tmp_path: Path) -> 
     assert Call(call.arguments).parser_arguments() == call.arguments  # so another rank is started
 
 
-# -- classes ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "x.yaml"
@@ -82,17 +79,19 @@ def config(tmp_path: Path) -> str:
     return f"--config={path}"
 
 
-def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_other(config: str, tmp_path: Path):
+def test_options_of_another_class_in_a_file_are_ignored(config: str):
     for line in ([config, "--model=my.M", "--model.lr=2"], ["--model.lr=2", "--model", "my.M", config]):
         call = Call(["fit", *line])
         assert call.class_path("model") == "my.M"
         first, *rest = call.parser_arguments()[1:]
         assert first.splitlines() == ["--config=data: {batch_size: 010}", "trainer: {precision: 32}"]
         assert " ".join(rest).replace(" my", "=my") == "--model=my.M --model.lr=2"
-        (told,) = call.replacement_notes()
-        assert told.startswith("model: my.M")
+        (note,) = call.replacement_notes()
+        assert note.startswith("model: my.M")
         assert call.content == {"trainer": {"precision": 32}, "model": {"class_path": "my.M", "init_args": {"lr": 2}}}
-    # What a file or the line says of a class becomes its arguments.
+
+
+def test_options_of_a_class_become_its_arguments(tmp_path: Path):
     own = tmp_path / "own.yaml"
     own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")
     call = Call(["fit", "--model.size=4", f"--config={own}", "--model=my.M"])
@@ -109,7 +108,7 @@ def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_ot
     [[], ["--model=lm_profiler.training.LanguageModel"], ["--model=LanguageModel"], ["--model.size=large"]],
     ids=str,
 )  # fmt: skip
-def test_what_a_file_says_of_the_same_class_stays(line: list[str], config: str) -> None:
+def test_options_of_the_same_class_in_a_file_stay(line: list[str], config: str) -> None:
     call = Call(["fit", config, *line])
     assert call.parser_arguments() == ["fit", config, *line]
     assert not list(call.replacement_notes())
@@ -139,22 +138,19 @@ def test_data_of_another_modules_file_is_left_out(line: list[str], left_out: boo
         assert "batch_size" not in " ".join(call.parser_arguments(uses_own_loaders=True))
 
 
-# -- words that are no options, and values that cannot be read -----------------------------------------------------
-
-
 def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a sweep.yaml").write_text("grid: {model.size: [small]}\n")
-    assert told_of("-config", "demo").endswith("write --config")
-    said = "such as package.module.Class, given the file 'nets/file.py'"
-    assert told_of("--model", "nets/file.py").endswith(said)
-    assert told_of("--config", "a sweep.yaml").endswith("run `lm_profiler sweep 'a sweep.yaml'`")
-    assert told_of("--config=sizes").endswith("run `lm_profiler sweep sizes`")
+    assert refusal_of("-config", "demo").endswith("write --config")
+    expectation = "such as package.module.Class, given the file 'nets/file.py'"
+    assert refusal_of("--model", "nets/file.py").endswith(expectation)
+    assert refusal_of("--config", "a sweep.yaml").endswith("run `lm_profiler sweep 'a sweep.yaml'`")
+    assert refusal_of("--config=sizes").endswith("run `lm_profiler sweep sizes`")
 
 
 @pytest.mark.parametrize("option", ["model.attention", "data.init_args.batch_size"])
 def test_a_dotted_option_without_a_value_is_named_in_full(option: str) -> None:
-    assert told_of(f"--{option}", "--name=x").startswith(f"{option}: expected a value")
+    assert refusal_of(f"--{option}", "--name=x").startswith(f"{option}: expected a value")
     assert Call(["fit", f"--{option}.help", "--name=x"])  # jsonargparse takes this one without a value
 
 

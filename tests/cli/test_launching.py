@@ -59,7 +59,7 @@ def as_it_was(variables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("way", NODES)
-def test_of_all_launched_processes_one_makes_the_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_of_all_launched_processes_makes_the_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     options, processes = NODES[way]
     monkeypatch.chdir(tmp_path)
     two = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.num_nodes=2"]
@@ -89,20 +89,20 @@ MISMATCHED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def test_what_cannot_be_one_training_is_refused_in_a_line_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_launches_that_are_no_single_training_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    said = {}
+    messages = {}
     for case, (variables, options) in MISMATCHED.items():
         with monkeypatch.context() as patch:
             as_it_was(variables, patch)
             cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
-            said[case] = told = refusal(UsageError, cli.begin)
-        assert "\n" not in told
+            messages[case] = message = refusal(UsageError, cli.begin)
+        assert "\n" not in message
         assert list(tmp_path.iterdir()) == []
-    assert_stored("cli/launching", said)
+    assert_stored("cli/launching", messages)
 
 
-def test_slurm_runs_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_slurm_runs_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     for task in range(2):
         as_it_was(SLURM | {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NODEID": 0}, monkeypatch)
@@ -137,16 +137,16 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
     ways = WAYS["torchrun on 2 nodes"](port)
     nodes = [launched(replace(started, options=options), out) for started, out in zip(ways, files, strict=True)]
     codes = [end(node) for node in nodes]
-    said = [out.read_text() for out in files]
-    assert codes == [0, 0], said
+    outputs = [out.read_text() for out in files]
+    assert codes == [0, 0], outputs
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
-    assert sum(text.count("written to") for text in said) == 1
+    assert sum(text.count("written to") for text in outputs) == 1
     record = read_run(Path("logs/toy/version_0"))
     assert (record.status, record.environment.world_size, len(record.rank_step_s)) == ("ok", 2, 2)
 
 
-def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> None:
-    two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "said.txt"
+def test_a_forked_rank_that_fails_leaves_no_process(here: Path) -> None:
+    two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "output.txt"
     fork = launched(two, out, "--model.at=step", "--model.rank=1")
     assert end(fork) == 1, out.read_text()
     assert "RuntimeError: boom" in out.read_text()
@@ -178,19 +178,22 @@ class Killed(Toy):
 """
 
 
-def test_a_forked_rank_that_is_killed_is_a_failure_and_ranks_that_do_not_end_are_ended(here: Path) -> None:
-    """As the kernel does where memory runs out: nobody interrupted the run. Not forked: ``test_gather``."""
+def test_a_forked_rank_that_is_killed_is_a_failure(here: Path) -> None:
+    """The kernel kills ranks in this way when memory runs out. ``test_gather`` kills a rank that is not forked."""
     (here / "killed.py").write_text(KILLED)
-    two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "said.txt"
-    fork = launched(two, out, "--model=killed.Killed", "--model.rank=1")
+    two_ranks = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"])
+    out = here / "output.txt"
+    fork = launched(two_ranks, out, "--model=killed.Killed", "--model.rank=1")
     assert end(fork) == 1, out.read_text()
     record = read_run(Path("logs/toy/version_0"))
     assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", 1)
     assert "SIGKILL" in record.failure.message
-    # Ranks that do not end are ended.
+
+
+def test_end_ranks_kills_ranks_that_do_not_end() -> None:
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    started = SimpleNamespace(procs=[rank])
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=started))
+    launcher = SimpleNamespace(procs=[rank])
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=launcher))
     run_context.end_ranks(trainer, leaving_s=0.1)
     assert rank.returncode == -signal.SIGKILL
-    assert started.procs == []
+    assert launcher.procs == []

@@ -3,11 +3,11 @@
 from lm_profiler.cli.option_errors import explain
 
 
-def test_errors_are_cut_to_a_line_with_our_key_and_the_value_that_was_given() -> None:
-    told = str(explain("first " + "x" * 1000 + "\n\n  - second\nthird", prefix="trainer"))
-    assert told.startswith("trainer: first xxx")
-    assert len(told.splitlines()) == 1
-    assert len(told) <= 310
+def test_an_error_is_one_line_with_option_and_value() -> None:
+    message = str(explain("first " + "x" * 1000 + "\n\n  - second\nthird", prefix="trainer"))
+    assert message.startswith("trainer: first xxx")
+    assert len(message.splitlines()) == 1
+    assert len(message) <= 310
     assert str(explain("-1 is out\nsecond")) == "-1 is out second"
     ours = "size: expected 3, given 4"
     assert str(explain(ours, prefix="model")) == f"model.{ours}"

@@ -56,7 +56,7 @@ def bake(*arguments: str) -> Baking:
     return OptionsReader("bake", Baking).read(arguments)
 
 
-def test_words_commas_flags_keys_and_what_is_no_field() -> None:
+def test_forms_of_options() -> None:
     made = bake(
         *("a.dough", "--minutes", "10", "20", "--flours=rye,010", "--fan", "b.dough", "--degrees", "2.5e2"),
         *("--spices.seed.caraway", "1e-3,[on, 2]", "--oven.door=shut", "--oven.light"),
@@ -71,7 +71,7 @@ def test_words_commas_flags_keys_and_what_is_no_field() -> None:
     assert bake("--degrees=1", "--degrees=2").degrees == 2.0
 
 
-def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -> None:
+def test_the_command_line_precedes_the_file(tmp_path: Path) -> None:
     file = tmp_path / "bake.yaml"
     file.write_text(
         "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: [2, [on, 3]]}\n"
@@ -81,8 +81,8 @@ def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -
     assert (made.loaves, made.minutes, made.kind, made.fan) == ([Path("a.dough")], [7, 8], "rye", True)
     assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2", "[on, 3]"]})
     file.write_text("mintes: [5]\n")
-    told = refusal(UsageError, lambda: bake("--config", str(file)))
-    assert_stored("cli/option_values: file", {"mintes": told})
+    message = refusal(UsageError, lambda: bake("--config", str(file)))
+    assert_stored("cli/option_values: file", {"mintes": message})
 
 
 REFUSED = [
@@ -99,25 +99,27 @@ REFUSED = [
 
 
 def test_a_wrong_call_is_a_message_in_a_line_as_stored() -> None:
-    said = {}
+    messages = {}
     for arguments in REFUSED:
         with pytest.raises(UsageError) as error:
             bake(*arguments)
-        said[" ".join(arguments)] = told = str(error.value)
-        assert "\n" not in told
-    assert_stored("cli/options", said)
+        messages[" ".join(arguments)] = message = str(error.value)
+        assert "\n" not in message
+    assert_stored("cli/options", messages)
     values = ",".join(map(str, range(20_000)))  # which jsonargparse reads for minutes
-    told = refusal(UsageError, lambda: bake(f"--spices.rye={values}"))
-    assert_stored("cli/option_values: many", {"of a key": told})
+    message = refusal(UsageError, lambda: bake(f"--spices.rye={values}"))
+    assert_stored("cli/option_values: many", {"of a key": message})
 
 
-def test_help_is_of_the_dataclass_and_report_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_help_is_of_the_dataclass():
     text = OptionsReader("bake", Baking).help("for example:\n  bake it")
     assert_stored("cli/bake", {"--help": text})
     options = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     fields = ("loaves", "flours", "minutes", "degrees", "kind", "fan", "spices.KEY")
     assert options == ["--config", *(f"--{name}" for name in fields)]
-    # One reader of the line.
+
+
+def test_report_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     takes = {"many": UNLIMITED, "two": 2, "flag": 0}
     line = ["a", "-c", "f.yaml", "--many", "1", "-2", "--two", "3", "4", "5", "--flag", "6", "--x=-7", "--", "-h"]
     found = [option[:2] for option in options_in(line, lambda name: takes.get(name, 1))]

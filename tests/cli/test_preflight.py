@@ -77,7 +77,9 @@ def last_run(name: str = "tiny") -> RunRecord:
     return read_run(max(Path("logs", name).iterdir(), key=lambda folder: int(folder.name.rpartition("_")[2])))
 
 
-def test_what_cannot_fit_is_not_made(free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]):
+def test_a_module_that_cannot_fit_is_not_built(
+    free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
+):
     free(1 << 28)
     assert main(["fit", "--config=tiny.yaml", CHECK, "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
@@ -98,7 +100,7 @@ def test_what_cannot_fit_is_not_made(free: Callable[[int], None], no_weights: No
 
 
 @pytest.mark.parametrize("more, factor", [([], 4), (["--model.optimizer=sgd"], 2)], ids=["adamw", "sgd"])
-def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehearsal(
+def test_states_that_do_not_fit_are_refused_without_a_rehearsal(
     more: list[str], factor: int, free: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = factor * 4 * TINY_PARAMETERS
@@ -112,9 +114,7 @@ def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehe
     assert (record.status, record.planned and record.planned.available) == ("refused", needs - 1)
 
 
-def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where_the_run_is_refused(
-    free: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ambiguous_size_is_noted_in_a_refusal(free: Callable[[int], None], capsys: pytest.CaptureFixture[str]):
     free(1 << 28)
     assert main(["fit", "--config=xl_bf16", "--trainer.accelerator=cpu"]) == 2
     assert "in cs336-2026, xl means 2560/10240/32/32" in capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_a_plain_name_that_means_another_size_in_another_year_is_told_also_where
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_what_is_said_to_fit_does_and_one_more_does_not(
+def test_the_largest_that_fits_is_offered(
     free: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(400_000)
@@ -147,7 +147,7 @@ def test_the_check_can_be_left_out(free: Callable[[int], None]) -> None:
 @pytest.mark.parametrize(
     "module,why", [(DependsOnValues, "depends on the values"), (NeverMade, "took more than 20 s of CPU time")]
 )
-def test_what_is_not_planned_in_time_runs(module: type[LightningModule], why: str, free: Callable[[int], None]) -> None:
+def test_a_run_without_a_plan_in_time_starts(module: type[LightningModule], why: str, free: Callable[[int], None]):
     warm.load_server()
     free(1)
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
@@ -174,15 +174,15 @@ def test_a_formula_that_raises_is_refused_at_once(monkeypatch: pytest.MonkeyPatc
     assert len(rehearsed) == 1
 
 
-@pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
-def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
+@pytest.mark.parametrize("strategy, opens", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
+def test_no_device_is_opened_before_a_fork(strategy: str, opens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA context does not survive a fork, and the driver makes one to read how much memory is free."""
     opened: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: opened.append(device) or (7, 9))
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
     with monkeypatch.context() as patch:
         patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
-        assert preflight.free_bytes_per_replica(trainer) == (7 if asked else None)
-    assert len(opened) == asked
-    assert preflight.free_bytes_per_replica(trainer)  # the host's memory may always be asked for
-    assert len(opened) == asked
+        assert preflight.free_bytes_per_replica(trainer) == (7 if opens else None)
+    assert len(opened) == opens
+    assert preflight.free_bytes_per_replica(trainer)  # the host's memory may always be read
+    assert len(opened) == opens

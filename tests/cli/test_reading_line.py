@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_line_is_written_anew_every_few_seconds_and_erased(tmp_path: Path) -> None:
+def test_the_line_is_rewritten_every_few_seconds(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(bytes(1000))
     terminal, pipe = Terminal(), io.StringIO()

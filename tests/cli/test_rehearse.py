@@ -1,4 +1,4 @@
-"""Rehearsed steps against real ones, whose every allocation torch's profiler tells."""
+"""Rehearsed steps against real ones, whose every allocation torch's profiler records."""
 
 import gc
 import json
@@ -77,7 +77,7 @@ def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> Non
         assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=GPU_TOLERANCE), phase
 
 
-def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) -> None:
+def test_a_rehearsed_step_has_the_memory_and_work_of_a_real_one(tmp_path: Path) -> None:
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
     planned = wait_for_plan(start_rehearsal(["fit", *options(precision, **model)], gpu=None, fresh=True))
     on_a_gpu = wait_for_plan(start_rehearsal(["fit", *options(precision, **model)], gpu=(9, 0), fresh=True))
@@ -99,19 +99,19 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     weights, tensors = LanguageModel(**SMALL).config.num_parameters(), layers * 9 + 3
     assert work["optimizer"].bytes == 28 * weights + 8 * tensors
 
-    # What its call says decides what else would be tried.
+    # The options of the call decide what else would be tried.
     ways = ["--model.attention=sdpa", "--trainer.precision=bf16-true", "--model.optimizer=sgd"]
     assert [" ".join(way.words) for way in remedies(planned)] == ways
 
 
-def asked(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
+def rehearsed_plan(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
     call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2", *more]
     return wait_for_plan(start_rehearsal(call, gpu=None, fresh=True))
 
 
 @pytest.mark.parametrize("kind", [rehearsed.Everything, rehearsed.Tells, rehearsed.SaysFloat])
-def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[LightningModule], tmp_path: Path) -> None:
-    planned = asked(kind)
+def test_a_rehearsed_module_holds_what_a_real_one_does(kind: type[LightningModule], tmp_path: Path) -> None:
+    planned = rehearsed_plan(kind)
     logger = DummyLogger()
     assert planned.peak == pytest.approx(real_peak(tmp_path, kind, logger=logger, max_steps=4), rel=0.01)
     assert (len({*planned.steps}) > 1) == (kind is rehearsed.Tells)
@@ -119,22 +119,25 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
     assert line.startswith("rehearsed.py, line ") == (kind is rehearsed.SaysFloat)
 
 
-def test_modules_that_freeze_keep_and_share_are_planned_as_they_are(tmp_path: Path) -> None:
-    planned = asked(rehearsed.Plain, "--trainer.callbacks+=rehearsed.Freezes")
-    assert planned.peak == pytest.approx(
-        real_peak(tmp_path, rehearsed.Plain, callbacks=[rehearsed.Freezes()]), rel=0.01
-    )
+def test_frozen_and_shared_weights_are_planned(tmp_path: Path) -> None:
+    planned = rehearsed_plan(rehearsed.Plain, "--trainer.callbacks+=rehearsed.Freezes")
+    real_bytes = real_peak(tmp_path, rehearsed.Plain, callbacks=[rehearsed.Freezes()])
+    assert planned.peak == pytest.approx(real_bytes, rel=0.01)
     causes = planned.causes["optimizer"]
     assert causes.gradients == 4 * rehearsed.IDS * rehearsed.WIDTH  # of the head alone
     assert causes.parameters == 2 * causes.gradients
     # By as much a real one's peak grows: 17,106,816 bytes for a module of 4,276,704 weights, on one rank with gloo.
-    alone, one_of_many = asked(rehearsed.Plain), asked(rehearsed.Plain, "--trainer.strategy=ddp")
+    alone, one_of_many = rehearsed_plan(rehearsed.Plain), rehearsed_plan(rehearsed.Plain, "--trainer.strategy=ddp")
     assert one_of_many.buckets == one_of_many.peak - alone.peak == 2 * 4 * rehearsed.IDS * rehearsed.WIDTH
-    # Steps that grow have no largest.
-    planned = asked(rehearsed.KeepsAll)
+
+
+def test_growing_steps_have_no_plan() -> None:
+    planned = rehearsed_plan(rehearsed.KeepsAll)
     assert planned.growth == 4 * rehearsed.WIDTH
     assert planned.peak == planned.steps[-1]
-    # Attention alone is planned though its batches are empty.
+
+
+def test_attention_alone_is_planned() -> None:
     planned = wait_for_plan(start_rehearsal(["fit", "--config=attention"], gpu=None, fresh=True))
     assert planned.causes["forward"].parameters == 3 * 4 * 8 * 1024 * 64  # Q, K and V
 
@@ -152,14 +155,14 @@ def test_modules_that_freeze_keep_and_share_are_planned_as_they_are(tmp_path: Pa
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_no_plan_says_why(kind: type[LightningModule], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_plan_has_a_reason(kind: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    unplanned = asked(kind)
+    unplanned = rehearsed_plan(kind)
     assert re.search(reason, unplanned.reason)
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_written_once_all_is_trained_is_left_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_rehearsal_ends_before_the_files_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert isinstance(asked(rehearsed.WritesAtTheEnd), Planned)
+    assert isinstance(rehearsed_plan(rehearsed.WritesAtTheEnd), Planned)
     assert not [*tmp_path.iterdir()]

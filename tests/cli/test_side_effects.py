@@ -24,11 +24,10 @@ ALONE = ("--memory.steps=0", "--trace.steps=0", "--actions.steps=0", "--trainer.
 THEIRS = ("--model=side_effects.NotesAll", "--data=null")
 
 
-def test_what_a_module_does_happens_once(tmp_path: Path) -> None:
+def test_side_effects_of_a_module_happen_once(tmp_path: Path) -> None:
     def without_us() -> None:
-        Trainer(accelerator="cpu", max_steps=side_effects.STEPS, limit_val_batches=0, **OFF).fit(
-            side_effects.NotesAll()
-        )
+        trainer = Trainer(accelerator="cpu", max_steps=side_effects.STEPS, limit_val_batches=0, **OFF)
+        trainer.fit(side_effects.NotesAll())
 
     def with_us() -> None:
         assert main(["fit", *THEIRS, *TIMED, *ALONE, f"--log_dir={tmp_path / 'logs'}"]) == 0
@@ -43,19 +42,19 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_file")
-@pytest.mark.parametrize("asked, rehearsals", [([], 0), (["--check_memory=true"], 1), (["--check_memory=false"], 0)])
+@pytest.mark.parametrize("options, rehearsals", [([], 0), (["--check_memory=true"], 1), (["--check_memory=false"], 0)])
 @pytest.mark.parametrize("module", [["--model.size=small"], list(THEIRS)], ids=["ours", "theirs"])
-def test_a_run_is_rehearsed_only_if_asked(
-    module: list[str], asked: list[str], rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_rehearsed_only_on_request(
+    module: list[str], options: list[str], rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
 
     def answer(*given: Any, **named: Any) -> Any:
         calls.append(given)
-        return SimpleNamespace(answer=lambda: Unplanned("not asked"))
+        return SimpleNamespace(answer=lambda: Unplanned("not rehearsed"))
 
     monkeypatch.setattr(preflight, "start_rehearsal", answer)
-    cli = ProfilerCLI(Call(["fit", *module, *asked, "--trainer.accelerator=cpu", f"--log_dir={tmp_path}"]))
+    cli = ProfilerCLI(Call(["fit", *module, *options, "--trainer.accelerator=cpu", f"--log_dir={tmp_path}"]))
     cli.begin()
     preflight.plan_ahead(cli)
     assert len(calls) == rehearsals

@@ -47,7 +47,7 @@ def looked(accelerator: str, folder: Path) -> Looks:
     return module
 
 
-def test_no_state_is_copied_gradients_are_gone_and_a_module_that_stays_is_moved_nowhere(tmp_path: Path) -> None:
+def test_teardown_copies_no_state(tmp_path: Path) -> None:
     with mock.patch("lightning.fabric.utilities.optimizer.move_data_to_device", side_effect=AssertionError):
         module = looked("cpu", tmp_path)
     assert (module.devices, module.gradients, module.states) == ({"cpu"}, [], {"cpu"})
@@ -59,7 +59,7 @@ def test_no_state_is_copied_gradients_are_gone_and_a_module_that_stays_is_moved_
 
 
 @pytest.mark.gpu
-def test_states_stay_on_the_device_and_weights_come_to_the_cpu(tmp_path: Path) -> None:
+def test_teardown_moves_only_weights_to_the_cpu(tmp_path: Path) -> None:
     module = looked("gpu", tmp_path)
     assert (module.devices, module.gradients, module.states) == ({"cpu"}, [], {"cuda"})
 

@@ -29,7 +29,7 @@ def test_a_rank_is_a_number(name: str, given: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "line,code,said",
+    "line,code,message",
     [
         (f"{PROGRAM} --help | true", 0, ""),
         (f"PYTHONUNBUFFERED= {PROGRAM} --help > /dev/full", 1, "No space left on device"),
@@ -37,8 +37,8 @@ def test_a_rank_is_a_number(name: str, given: str, monkeypatch: pytest.MonkeyPat
         (f"PYTHONIOENCODING=ascii {PROGRAM} report --help > /dev/null", 0, ""),
     ],
 )
-def test_streams_whose_reader_is_gone_or_that_are_full_end_in_no_traceback(line: str, code: int, said: str) -> None:
+def test_closed_or_full_streams_cause_no_traceback(line: str, code: int, message: str) -> None:
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == bool(said)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == bool(message)

@@ -97,11 +97,11 @@ def test_a_forked_cell_finds_what_a_process_of_its_own_finds(processes: CellProc
     with CellProcesses("lm_profiler") as fresh:
         begin(fresh, "run_of_spawn", here)
         begin(processes, "run_of_fork", here)  # side by side: each has to load torch
-        said, spawned = end(fresh, "run_of_spawn", here)
+        printed, spawned = end(fresh, "run_of_spawn", here)
         first, forked = end(processes, "run_of_fork", here)
     begin(processes, "run_of_another", here)
     second, _ = end(processes, "run_of_another", here)
-    facts = [[line for line in text.splitlines() if line.split(" ")[0] in FACTS] for text in (said, first, second)]
+    facts = [[line for line in text.splitlines() if line.split(" ")[0] in FACTS] for text in (printed, first, second)]
     assert len(facts[0]) == len(FACTS)
     assert facts[1] == facts[0]
     assert facts[2] == facts[0]
@@ -168,7 +168,7 @@ def whole_group(output: Path) -> list[psutil.Process]:
     return [cell, helper]
 
 
-def test_what_a_cell_started_goes_when_the_cell_is_killed(program: str, tmp_path: Path) -> None:
+def test_children_of_a_killed_cell_end(program: str, tmp_path: Path) -> None:
     with CellProcesses(program) as processes:
         processes.start("a", [], tmp_path / "a.txt", {})
         processes.start("b", [], tmp_path / "b.txt", {})
@@ -184,7 +184,7 @@ def test_what_a_cell_started_goes_when_the_cell_is_killed(program: str, tmp_path
     assert psutil.wait_procs([*group_b, *group_c], timeout=60)[1] == []
 
 
-def test_nothing_is_left_when_the_sweep_is_killed_and_its_folder_is_free_then(program: str, tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_sweep_is_killed(program: str, tmp_path: Path) -> None:
     code = f"""
         import fcntl, os, sys
         from pathlib import Path

@@ -19,7 +19,7 @@ from lm_profiler.processes import child
 from lm_profiler.processes.child import Child, NoAnswer
 
 
-def test_the_answer_is_another_processs_which_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_changes_nothing_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
     def find() -> int:
         os.write(1, b"not heard")
         os.environ["CHANGED"] = "1"
@@ -30,7 +30,7 @@ def test_the_answer_is_another_processs_which_changes_nothing_here(capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
+def test_a_missing_answer_has_its_reason() -> None:
     with pytest.raises(NoAnswer, match="ended: exit code 3"):
         Child(partial(os._exit, 3), 60.0).answer()
     with pytest.raises(NoAnswer, match="ended: SIGKILL"):
@@ -39,7 +39,7 @@ def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
         Child(partial(time.sleep, 600.0), 0.1).answer()
 
 
-def test_cpu_time_is_what_it_may_take_however_busy_the_cores_are() -> None:
+def test_the_limit_of_a_child_is_cpu_time() -> None:
     """What is left of it counts down in the child, to which this leaves little."""
 
     def find() -> None:
@@ -49,11 +49,11 @@ def test_cpu_time_is_what_it_may_take_however_busy_the_cores_are() -> None:
 
     left_s, _ = Child(partial(signal.getitimer, signal.ITIMER_PROF), 60.0).answer()
     assert 59.0 < left_s <= 60.1  # the kernel counts in ticks
-    said = refusal(NoAnswer, lambda: Child(find, 60.0).answer())
-    assert_stored("processes/refused: too much CPU time", {"60 s": said})
+    message = refusal(NoAnswer, lambda: Child(find, 60.0).answer())
+    assert_stored("processes/refused: too much CPU time", {"60 s": message})
 
 
-def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_process_is_used_if_a_copy_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(only_fresh, "FRESH", False)
     assert Child(only_fresh.find, 120.0).answer() == "found"
 
@@ -65,37 +65,38 @@ def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pyt
     assert Child(os.getppid, 60.0)._receive()[0] == "unfit"
 
 
-def test_what_no_other_process_can_read_is_refused_before_one_is_started() -> None:
+def test_unpicklable_questions_are_refused_before_a_process_starts() -> None:
     class Mine:
         pass
 
     Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
-    asked = [*warm.ASKED]
+    started = [*warm.STARTED]
     given = {"a lambda": lambda: 0, "260 MiB": bytes(260 << 20), "of the script": Mine()}
-    said = {
+    messages = {
         case: refusal(NoAnswer, lambda one=one: Child(partial(len, [one]), 60.0, fresh=True).answer())
         for case, one in given.items()
     }
-    assert asked == warm.ASKED
-    assert "lambda" in said["a lambda"]
-    said["a lambda"] = said["a lambda"].partition(": ")[0]  # what follows are pickle's words, other in each Python
-    assert_stored("processes/refused: what cannot be sent", said)
+    assert started == warm.STARTED
+    assert "lambda" in messages["a lambda"]
+    own_words, *_ = messages["a lambda"].split(": ")  # pickle's words follow, which differ between versions of Python
+    messages["a lambda"] = own_words
+    assert_stored("processes/refused: what cannot be sent", messages)
 
 
-def test_a_fresh_interpreter_finds_what_this_one_imports_and_dies_with_it() -> None:
+def test_a_fresh_interpreter_has_the_same_imports() -> None:
     with warm.fresh():
         assert Child(os.getppid, 60.0, fresh=True).answer() == os.getpid()
         assert Child(only_fresh.find, 60.0, fresh=True).answer() == "found"
 
 
-def test_memory_has_a_limit_and_what_is_raised_is_told() -> None:
+def test_memory_has_a_limit() -> None:
     with pytest.raises(NoAnswer, match=r"^MemoryError"):
         Child(partial(bytearray, 8 << 30), 60.0, fresh=True, limit_bytes=4 << 30).answer()
     with pytest.raises(NoAnswer, match=r"^ValueError: invalid literal"):
         Child(partial(int, "one"), 60.0, fresh=True).answer()
 
 
-def test_it_has_no_ranks_no_device_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_no_ranks_and_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     given = child.child_environment()
@@ -110,23 +111,23 @@ def _is_gone(pid: str) -> bool:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: Path) -> None:
+def test_no_child_process_is_left(answers: bool, tmp_path: Path) -> None:
     def find() -> None:
         folder = tempfile.mkdtemp()
         pids = [str(subprocess.Popen(["sleep", "600"]).pid)]
         for kind in ("", "setsid "):  # which leaves the group; sh ends, so that their parent is another
             pids.append(subprocess.check_output(["sh", "-c", f"{kind}sleep 600 >/dev/null & echo $!"], text=True))
         (tmp_path / "written").write_text(f"{folder} {' '.join(pids)}")
-        (tmp_path / "written").rename(tmp_path / "told")
+        (tmp_path / "written").rename(tmp_path / "complete")
         time.sleep(0.0 if answers else 600.0)
 
     one = Child(find, 60.0)
-    while not (tmp_path / "told").exists():
+    while not (tmp_path / "complete").exists():
         time.sleep(0.01)
     if answers:
         one.answer()
     one.end()
-    folder, *pids = (tmp_path / "told").read_text().split()
+    folder, *pids = (tmp_path / "complete").read_text().split()
     until = time.monotonic() + 60.0
     while not all(map(_is_gone, pids)):
         assert time.monotonic() < until
@@ -134,8 +135,8 @@ def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: 
     assert not Path(folder).parent.exists()
 
 
-def test_where_no_process_can_be_started_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")  # where no folder can be made
     one = Child(os.getpid, 60.0, fresh=True)
-    said = refusal(NoAnswer, one.answer)
-    assert_stored("processes/refused: no process", {"no folder": said.partition(": '")[0]})
+    message = refusal(NoAnswer, one.answer)
+    assert_stored("processes/refused: no process", {"no folder": message.partition(": '")[0]})

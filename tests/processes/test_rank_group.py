@@ -1,4 +1,4 @@
-"""A group of ranks: what they send, which of them is told to have failed, and that none is left."""
+"""A group of ranks: what they send, which of them is reported as failed, and that none is left."""
 
 from collections.abc import Iterator
 
@@ -17,10 +17,10 @@ def spawned() -> Iterator[None]:
         yield
 
 
-def test_every_ranks_messages_come_and_no_process_is_left() -> None:
-    told = dict(rank_messages(ranks_at_work.tell, 3))
-    assert sorted(told) == [0, 1, 2]
-    assert not any(psutil.pid_exists(pid) for pid in told.values())
+def test_messages_of_every_rank_arrive() -> None:
+    pid_of_rank = dict(rank_messages(ranks_at_work.send_pid, 3))
+    assert sorted(pid_of_rank) == [0, 1, 2]
+    assert not any(psutil.pid_exists(pid) for pid in pid_of_rank.values())
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_every_ranks_messages_come_and_no_process_is_left() -> None:
 )
 def test_the_rank_that_is_the_cause_is_named(work: Work, who: str, how: str) -> None:
     before = set(psutil.Process().children())
-    with pytest.raises(RankFailed) as told:
+    with pytest.raises(RankFailed) as error:
         list(rank_messages(work, 2))
-    assert str(told.value).startswith(f"{who} ")
-    assert str(told.value).endswith(how)
+    assert str(error.value).startswith(f"{who} ")
+    assert str(error.value).endswith(how)
     left = set(psutil.Process().children()) - before
     assert not [each for each in left if "spawn_main" in " ".join(each.cmdline())]

@@ -70,7 +70,7 @@ def test_the_bytes_of_a_two_layer_mlp_are_those_computed_by_hand(planned: Any) -
     assert timeline.totals[-1] == sum(timeline.start) + sum(by for _, by in timeline.events)
 
 
-def test_each_allocation_has_its_shape_its_module_and_its_line(planned: Any) -> None:
+def test_each_allocation_has_its_origin(planned: Any) -> None:
     timeline = planned().timeline
     hidden = next(of for of in timeline.saved if of.bytes == HIDDEN)
     assert (hidden.shape, hidden.dtype, hidden.phase) == ([100, 256], "float32", "forward")
@@ -102,7 +102,7 @@ class Mlp(""",
 )
 
 
-def test_a_block_saves_what_its_relu_returns_and_has_the_gradient_of_its_weight(planned: Any, tmp_path: Path) -> None:
+def test_a_block_saves_the_output_of_its_relu(planned: Any, tmp_path: Path) -> None:
     (tmp_path / "mlp.py").write_text(STACK)
     block = planned().timeline.block
     assert (block.module, block.count) == ("blocks.*", 3)
@@ -110,7 +110,7 @@ def test_a_block_saves_what_its_relu_returns_and_has_the_gradient_of_its_weight(
     assert [(of.bytes, of.count, of.module) for of in block.saved] == [(4 * 100 * 64, 1, "blocks.1")]
 
 
-def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
+def test_the_curve_of_a_gpu_reaches_the_planned_peak() -> None:
     """Of a run that recomputes, accumulates, casts and has DDP's buckets."""
     options = ["--model.activation_checkpointing=true", "--trainer.accumulate_grad_batches=2", "--trainer.devices=2"]
     options += ["--model.num_layers=2", "--model.d_model=64", "--model.num_heads=2", "--data.context_length=64"]

@@ -53,7 +53,7 @@ def test_an_engine_of_its_own_cannot_be_rehearsed() -> None:
         fake_strategy({"strategy": "deepspeed_stage_2", "devices": 8}, str, FakeWorld(None), trains=True)
 
 
-def test_who_splits_has_to_say_among_how_many() -> None:
+def test_sharding_needs_the_number_of_ranks() -> None:
     with pytest.raises(UsageError, match=r"trainer\.devices: .* given auto"):
         fake_strategy({"strategy": "fsdp", "devices": "auto"}, str, FakeWorld(None), trains=True)
     assert devices_in({"devices": 4, "num_nodes": 2}) == 8
@@ -74,15 +74,15 @@ def test_bytes_on_a_link_are_those_of_a_ring(name: str, sent: int) -> None:
     assert ring_bytes(name, 100, ranks=1) == 0
 
 
-def planned(kind: type, *more: str) -> Planned:
+def plan_of_ranks(kind: type, *more: str) -> Planned:
     call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.max_steps=2"]
     answer = wait_for_plan(start_rehearsal([*call, f"--trainer.devices={RANKS}", *more], gpu=None, fresh=True))
     assert isinstance(answer, Planned), answer
     return answer
 
 
-def test_fsdp2_holds_a_share_and_gathers_layer_by_layer() -> None:
-    plan = planned(sharded_plans.Sharded, *FSDP2, f"--trainer.strategy.init_args.data_parallel_size={RANKS}")
+def test_fsdp2_gathers_layer_by_layer() -> None:
+    plan = plan_of_ranks(sharded_plans.Sharded, *FSDP2, f"--trainer.strategy.init_args.data_parallel_size={RANKS}")
     assert plan.ranks == RANKS
     causes = plan.causes["optimizer"]
     assert (causes.parameters, causes.gradients) == (WHOLE // RANKS, WHOLE // RANKS)
@@ -100,7 +100,8 @@ def test_fsdp2_holds_a_share_and_gathers_layer_by_layer() -> None:
 
 def test_zero_1_shares_optimizer_states_alone() -> None:
     """Torch's own class parts them, parameter by parameter."""
-    whole, shared = (planned(kind, "--trainer.strategy=ddp") for kind in (sharded_plans.Plain, sharded_plans.ZeroOne))
+    kinds = (sharded_plans.Plain, sharded_plans.ZeroOne)
+    whole, shared = (plan_of_ranks(kind, "--trainer.strategy=ddp") for kind in kinds)
     ours, theirs = whole.causes["optimizer"], shared.causes["optimizer"]
     assert (theirs.parameters, theirs.gradients) == (ours.parameters, ours.gradients) == (WHOLE, WHOLE)
     assert ours.optimizer_states == pytest.approx(2 * WHOLE, abs=100)
@@ -136,7 +137,7 @@ def test_the_flat_copy_of_the_gradients_is_held_after_backward(strategy: str, mo
     assert plan.peaks["backward"] == pytest.approx((4 + more) * whole, rel=0.05)
 
 
-def test_what_cannot_clip_by_norm_says_what_can() -> None:
+def test_clipping_by_norm_is_refused_with_an_alternative() -> None:
     call = [
         "fit",
         "--model.num_layers=1",
@@ -151,7 +152,7 @@ def test_what_cannot_clip_by_norm_says_what_can() -> None:
 
 
 def test_fsdp_holds_a_share() -> None:
-    plan = planned(sharded_plans.Plain, "--trainer.strategy=fsdp")
+    plan = plan_of_ranks(sharded_plans.Plain, "--trainer.strategy=fsdp")
     causes = plan.causes["optimizer"]
     assert (causes.parameters, causes.gradients) == (WHOLE // RANKS, WHOLE // RANKS)
     assert plan.work["optimizer"].bytes == pytest.approx(7 * WHOLE // RANKS, abs=200)

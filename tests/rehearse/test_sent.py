@@ -28,7 +28,7 @@ from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.uncountable import UncountableError
 
 
-def counted(module: Any, trainer: Any) -> StepWork:
+def counted_work(module: Any, trainer: Any) -> StepWork:
     """What is counted on the first batch, as if ``trainer`` had trained ``module``."""
     trainer.strategy.connect(module)
     trainer.strategy._lightning_module = module
@@ -37,16 +37,16 @@ def counted(module: Any, trainer: Any) -> StepWork:
 
 
 @pytest.mark.parametrize("kind", [Contrastive, Accumulating, DoesMore, Renamed], ids=lambda kind: kind.__name__)
-def test_a_step_has_the_work_that_paper_says(kind: type[Kind], tmp_path: Path) -> None:
+def test_a_step_has_the_work_counted_on_paper(kind: type[Kind], tmp_path: Path) -> None:
     module, batches = kind(), 3 if kind is Accumulating else 1
     options = {"default_root_dir": tmp_path, "accelerator": "cpu", "logger": False, "accumulate_grad_batches": batches}
     name = "pytorch_lightning" if kind is Renamed else "lightning.pytorch"
-    work = counted(module, import_module(name).Trainer(**options))
+    work = counted_work(module, import_module(name).Trainer(**options))
     assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
     assert work.traffic.by_phase["optimizer"] == 3 * 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def test_a_module_without_an_optimizer_has_the_same_passes_and_no_optimizer(tmp_path: Path) -> None:
+def test_a_module_without_an_optimizer_has_the_same_passes(tmp_path: Path) -> None:
     """Attention alone learns nothing: Lightning has an optimizer without parameters for such a module."""
     module = Contrastive()
     trainer = trainer_with([], tmp_path)
@@ -59,21 +59,21 @@ def test_a_module_without_an_optimizer_has_the_same_passes_and_no_optimizer(tmp_
 
 
 def test_work_that_may_depend_on_a_value_is_unknown(tmp_path: Path) -> None:
-    told = refusal(UncountableError, lambda: counted(AsksForAFloat(), trainer_with([], tmp_path)))
-    assert_stored("rehearse/refused: value", {"a float": re.sub(r"line \d+", "line LINE", told)})
+    message = refusal(UncountableError, lambda: counted_work(AsksForAFloat(), trainer_with([], tmp_path)))
+    assert_stored("rehearse/refused: value", {"a float": re.sub(r"line \d+", "line LINE", message)})
 
 
-def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: Path) -> None:
-    asked = [*warm.ASKED]
-    said = {"LBFGS": refusal(UncountableError, lambda: counted(Closures(), trainer_with([], tmp_path)))}
+def test_uncountable_steps_are_refused_before_a_process_starts(tmp_path: Path) -> None:
+    started = [*warm.STARTED]
+    messages = {"LBFGS": refusal(UncountableError, lambda: counted_work(Closures(), trainer_with([], tmp_path)))}
     lazy = Contrastive()
     lazy.later = nn.LazyLinear(2)
     lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)  # type: ignore[method-assign]
-    said["lazy"] = refusal(UncountableError, lambda: counted(lazy, trainer_with([], tmp_path)))
-    assert_stored("rehearse/refused: step", said)
+    messages["lazy"] = refusal(UncountableError, lambda: counted_work(lazy, trainer_with([], tmp_path)))
+    assert_stored("rehearse/refused: step", messages)
     with pytest.raises(UncopyableError, match="not dense"):
         shape_of(torch.eye(2).to_sparse(), torch.device("cpu"))
-    assert asked == warm.ASKED
+    assert started == warm.STARTED
 
 
 Pair = namedtuple("Pair", "x y")
@@ -95,7 +95,7 @@ def test_a_batch_of_any_kind_goes_without_its_data(batch: Any) -> None:
     assert "meta" not in repr(batch)
 
 
-def test_what_belongs_to_one_process_has_a_stand_in_on_which_no_step_may_depend(tmp_path: Path) -> None:
+def test_objects_of_one_process_are_sent_as_stand_ins(tmp_path: Path) -> None:
     module = Contrastive()
     module.lock = threading.Lock()  # type: ignore[assignment]
     module.numbers = (number for number in range(3))  # type: ignore[assignment]
@@ -122,18 +122,13 @@ def imported(x: Any) -> Any:
     return x.clone()
 
 
-def test_operators_are_sent_by_name_and_one_of_the_script_makes_the_step_unknown() -> None:
-    local = torch.library.custom_op(
-        "lm_profiler_tests::local", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor"
-    )
+def test_operators_of_the_script_make_the_step_unknown() -> None:
+    schema = "(Tensor x) -> Tensor"
+    local = torch.library.custom_op("lm_profiler_tests::local", torch.clone, mutates_args=(), schema=schema)
     operators = [torch.ops.aten.mm, torch.ops.aten.mm.out, imported]
-    sent = dumped([*operators, local])
+    stream = io.BytesIO()
+    _StepPickler(stream).dump([*operators, local])
+    sent = pickle.loads(stream.getvalue())
     assert all(there is here for there, here in zip(sent, operators, strict=False))
     with pytest.raises(UncountableError, match="the script itself defines lm_profiler_tests::local"):
         sent[-1](torch.ones(1))
-
-
-def dumped(value: Any) -> Any:
-    stream = io.BytesIO()
-    _StepPickler(stream).dump(value)
-    return pickle.loads(stream.getvalue())

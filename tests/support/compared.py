@@ -10,14 +10,7 @@ from made_environment import made_contention, made_environment, made_run, made_s
 
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run_record import (
-    MemoryFacts,
-    MemoryReading,
-    ModelFacts,
-    RunRecord,
-    StepCounters,
-    Throughput,
-)
+from lm_profiler.record.run_record import MemoryFacts, MemoryReading, ModelFacts, RunRecord, StepCounters, Throughput
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
 
 ENVIRONMENT = made_environment(
@@ -80,7 +73,7 @@ def near_ten_ms(scale: float = 1.0) -> list[StepRow]:
 
 
 def summed_up(folder: Path, scale: float) -> Entry:
-    """A run of such steps on the disk, whose record says how long they are."""
+    """A run of such steps on the disk, whose record has their mean."""
     step = {"n": 9, "mean": scale * fmean(TEN_MS), "mean_low": scale * min(TEN_MS), "mean_high": scale * max(TEN_MS)}
     time = {part: step if part == "step" else {"n": 0} for part in TIMES}
     return collect([write(folder, near_ten_ms(scale), time=time)]).entries[0]

@@ -8,13 +8,13 @@ from lm_profiler.measure.counts.uncountable import UncountableError
 
 @dataclass
 class CountedApart:
-    """Notes what is asked for, and knows the ``work`` alone that it is given."""
+    """Keeps the trainers whose steps are counted, and gives ``work`` as the count."""
 
     work: StepWork | None = None
-    asked: list[object] = field(default_factory=list)
+    trainers: list[object] = field(default_factory=list)
 
     def __call__(self, trainer: object, *_: object) -> StepWork:
-        self.asked.append(trainer)
+        self.trainers.append(trainer)
         if self.work is None:
             raise UncountableError("not counted here")
         return self.work

@@ -83,7 +83,7 @@ def main(folder: str, fails: str) -> None:
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails, module.collects, module.killed = (fails == way for way in ("fails", "collects", "killed"))
-    profiler = instruments(1, 100 if module.killed else 5, memory=1, trace=1, actions=0 if fails else 2)
+    profiler = instruments(warmup=1, measure=100 if module.killed else 5, memory=1, trace=1, actions=0 if fails else 2)
     if not fails:
         slow_broadcast()
     if fails == "breaks":

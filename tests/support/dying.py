@@ -50,7 +50,7 @@ class Dies(Tiny):
 
 def train(folder: Path, die: Callable[[], Any]) -> None:
     module = Dies(die)
-    profiler = instruments(2, 1000, clock=lambda: module.now_ns)
+    profiler = instruments(warmup=2, measure=1000, clock=lambda: module.now_ns)
     trainer_with([profiler], folder).fit(module)
 
 

@@ -83,4 +83,4 @@ class GivesUp(BoringModel):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     module = GivesUp("forward", lambda: os.kill(os.getpid(), getattr(signal, sys.argv[2])))
-    trainer_with([instruments(1, 50)], Path(sys.argv[1])).fit(module)
+    trainer_with([instruments(warmup=1, measure=50)], Path(sys.argv[1])).fit(module)

@@ -131,7 +131,7 @@ def places(run: Callable[[], object], lines: bool = False) -> Counter[Place]:
 
 @contextmanager
 def fault(place: Place, error: BaseException | type[BaseException], time: int = 1) -> Iterator[list[str]]:
-    """Raise ``error`` when ``place`` is reached for the ``time``-th time; the list says that it was."""
+    """Raise ``error`` when ``place`` is reached for the ``time``-th time; the list then has an entry."""
     code, wanted = place
     left, raised = time, []
 

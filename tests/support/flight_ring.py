@@ -1,4 +1,4 @@
-"""A ring like that of torch's flight recorder, and two clocks that are told what they show."""
+"""A ring like that of torch's flight recorder, and two clocks that a test sets."""
 
 from typing import Any
 

@@ -38,4 +38,4 @@ def assert_true(logged: Sequence[dict[str, float]], truth: Sequence[Sequence[flo
     means = [statistics.fmean(step) for step in truth]
     assert [step["train_loss"] for step in logged] == pytest.approx(means, rel=rel)
     assert [step["train_perplexity"] for step in logged] == pytest.approx([*map(math.exp, means)], rel=rel * 5)
-    assert max(means) - min(means) > 0.01  # they tell the steps apart
+    assert max(means) - min(means) > 0.01  # they distinguish the steps

@@ -231,7 +231,7 @@ def assert_times(
 ) -> RunRecord:
     """Every phase takes its truth on a simulated clock, and no less on a real one.
 
-    ``truth_s`` says what a step takes in each part, nothing where it does not name one; ``waits`` how many waits that
+    ``truth_s`` is what a step takes in each part, and nothing in a part without an entry; ``waits`` how many waits that
     are, 1 by default. The truth is made of the waits as long as they really were.
     """
     record = read_run(profiler.folder)
@@ -254,7 +254,7 @@ def assert_times(
 
 
 def assert_summaries(record: RunRecord, rows: Sequence[StepRow]) -> None:
-    """run.json sums up the rows, without those that it says it left out, and the parts of each add up."""
+    """Assert that run.json sums up the rows, without those listed as left out, and that the parts of each add up."""
     kept = rows[record.stretch]
     for part in TIMED:
         assert record.time[part].n == len(kept)

@@ -1,4 +1,4 @@
-"""A session whose steps take what the test says, without any real work, on the CPU or on a simulated device."""
+"""A session whose steps take the time that a test gives, without any real work, on the CPU or on a simulated device."""
 
 from collections.abc import Callable
 from pathlib import Path

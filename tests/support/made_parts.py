@@ -7,7 +7,7 @@ from lm_profiler.record.run_record import ModelFacts
 
 
 def made_kernel(name: str, count: int, total_s: float, **facts: Any) -> KernelRow:
-    """Of the forward pass's matmuls, and of no known operator and module, unless ``facts`` say otherwise."""
+    """Return a kernel of the forward pass's matmuls, of no known operator and module unless ``facts`` name them."""
     known = {"phase": "forward", "kind": "matmul", **dict.fromkeys(("operator", "module", "module_type"))}
     return KernelRow(name=name, count=count, total_s=total_s, **{**known, **facts})
 
@@ -19,7 +19,7 @@ def made_phase(busy_s: float, idle_s: float, overlap_s: float = 0.0, **kinds: tu
 
 
 def made_kernels(rows: list[KernelRow], phases: dict[str, PhaseKernels], window_s: float, **facts: Any) -> KernelTable:
-    """Of two steps, all of whose kernels are in ``rows``, unless ``facts`` say otherwise."""
+    """Return the table of two steps, all of whose kernels are in ``rows``, unless ``facts`` replace that."""
     known = {"source": "kernels", "steps": 2, "rest": Rest(rows=0, count=0, total_s=0.0)}
     shares = dict.fromkeys(("memory_bound_share", "communication_share"))
     return KernelTable(rows=rows, phases=phases, window_s=window_s, **{**known, **shares, **facts})

@@ -18,13 +18,13 @@ GIB = 1 << 30
 class Formula:
     """Of a model of 10 GiB and 4 GiB a sample, half of it in bfloat16; with accumulation, gradients of 3 GiB more."""
 
-    asked: list[Any] = field(default_factory=list)
+    rehearsals: list[Any] = field(default_factory=list)
     refused: Unplanned | None = None  # the answer to everything, where it is given
 
     def start_rehearsal(
         self, call: list[str], gpu: tuple[int, int] | None, maximized: str, device_bytes: int, limit_s: float
     ) -> Any:
-        self.asked.append((call[1:], gpu, maximized))
+        self.rehearsals.append((call[1:], gpu, maximized))
         return SimpleNamespace(answer=partial(self._answer, call, maximized), end=lambda: None)
 
     def _answer(self, call: list[str], what: str) -> Planned | Unplanned:

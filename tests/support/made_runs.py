@@ -25,7 +25,7 @@ WARMUP = 5
 
 
 def made_rows(forward_s: float = FORWARD_S, steps: int = 25) -> list[StepRow]:
-    """The first step takes a second; the others what the parts say, with ±1 % on the forward pass."""
+    """The first step takes a second; the others the sum of the parts, with ±1 % on the forward pass."""
     rows = []
     for step in range(1, steps + 1):
         wobble = (0.0, 0.01, -0.01, 0.0)[step % 4]  # of 20 steps the mean is the median

@@ -6,7 +6,7 @@ import pytest
 
 
 def refusal(error: type[BaseException], call: Callable[[], object]) -> str:
-    """Return what the error of this type says that ``call`` raises."""
+    """Return the message of the error of this type that ``call`` raises."""
     with pytest.raises(error) as raised:
         call()
     return str(raised.value)

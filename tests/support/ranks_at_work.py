@@ -8,7 +8,7 @@ from collections.abc import Callable
 Send = Callable[[object], None]
 
 
-def tell(rank: int, send: Send) -> None:
+def send_pid(rank: int, send: Send) -> None:
     send((rank, os.getpid()))
 
 
@@ -19,7 +19,7 @@ def raise_in_rank_1(rank: int, send: Send) -> None:
 
 
 def die_in_rank_1(rank: int, send: Send) -> None:
-    """The peer tells of it first, as gloo's does."""
+    """The peer reports it first, as gloo's does."""
     if rank == 0:
         raise RuntimeError("connection closed by peer")
     time.sleep(0.3)

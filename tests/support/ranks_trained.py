@@ -100,7 +100,9 @@ def bits(way: Way, rank: int, folder: Path, instrumented: bool) -> dict[str, Any
     module_class, strategy, options = way
     seed_everything(7 + rank, verbose=False)
     CALLS.clear()
-    profiler = instruments(1, 2, memory=1, trace=1, actions=1, stop_when_done=False) if instrumented else None
+    profiler = (
+        instruments(warmup=1, measure=2, memory=1, trace=1, actions=1, stop_when_done=False) if instrumented else None
+    )
     module = module_class()
     if not isinstance(module, Sharded):
         torch.manual_seed(7 + rank)  # DDP makes the weights equal, and the rest differ
@@ -138,7 +140,7 @@ SLOW = {
 
 
 def found(case: Case, rank: int) -> list[Any] | None:
-    """What is said of it, on rank 0."""
+    """Print the results, on rank 0."""
     record = watch(case, rank, 2).record
     if record is None:
         return None
@@ -150,11 +152,11 @@ def found(case: Case, rank: int) -> list[Any] | None:
 def main(folder: str) -> None:
     def work(rank: int) -> dict[str, Any]:
         warnings.simplefilter("ignore")
-        told = {}
+        results = {}
         for name, way in WAYS.items():
             alone, observed = (bits(way, rank, Path(folder), instrumented) for instrumented in (False, True))
-            told[name] = [same(alone, observed), alone["steps"], len(alone["calls"]), len(observed["calls"])]
-        return {"same": told, "found": {name: found(case, rank) for name, case in SLOW.items()}}
+            results[name] = [same(alone, observed), alone["steps"], len(alone["calls"]), len(observed["calls"])]
+        return {"same": results, "found": {name: found(case, rank) for name, case in SLOW.items()}}
 
     print(json.dumps(on_ranks(2, work, limit_s=150)))
 

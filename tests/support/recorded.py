@@ -38,9 +38,9 @@ def recorded(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> R
 
 
 def lines(record: RunRecord, verbose: bool = False) -> dict[str, list[str]]:
-    """What the terminal says at the run's end, by the line's first word."""
-    said: dict[str, list[str]] = {}
+    """Return what is printed at the run's end, by the line's first word."""
+    values: dict[str, list[str]] = {}
     for line in render(end_tables(record, Path("/logs"), verbose), "terminal").splitlines():
         first, _, rest = line.partition(" ")
-        said.setdefault(first, []).append(rest)
-    return said
+        values.setdefault(first, []).append(rest)
+    return values

@@ -10,7 +10,7 @@ from lm_profiler.cli.main import main
 
 
 def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a wrong call is told."""
+    """Return the message about a wrong call."""
     assert main([*arguments]) == 2, arguments
     out, err = capsys.readouterr()
     assert out == "", arguments
@@ -27,9 +27,9 @@ def assert_refused_as_stored(
     first: Sequence[str] = (),
     **folders: Path | str,
 ) -> None:
-    """What each of the ``calls`` is told, by the call; ``first`` are arguments of all of them that are not named."""
-    said = {}
+    """Hold the message about each of ``calls`` against the stored text; ``first`` are arguments that all have."""
+    messages = {}
     for call in calls:
         case = masked(" ".join(call), **folders).replace("\n", "\\n")
-        said[case[:100] or "no arguments"] = refused([*call[:1], *first, *call[1:]], capsys)
-    assert_stored(name, said, **folders)
+        messages[case[:100] or "no arguments"] = refused([*call[:1], *first, *call[1:]], capsys)
+    assert_stored(name, messages, **folders)

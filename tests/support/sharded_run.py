@@ -18,7 +18,7 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
-def tell(model: nn.Module) -> None:
+def print_counts(model: nn.Module) -> None:
     counter = FlopCounter()
     with counter:
         model(torch.ones(2, 8)).sum().backward()
@@ -30,11 +30,11 @@ def main(rank: str, file: str) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    tell(parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}))
+    print_counts(parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}))
     model = layers()
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    tell(model)
+    print_counts(model)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # meshes and sharded weights hold groups of Gloo's, whose threads abort a process once in a while

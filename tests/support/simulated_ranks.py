@@ -63,7 +63,7 @@ class Truth:
     step_s: float
 
 
-def usual(ranks: int, steps: int, noise: float = 0.0, seed: int = 0) -> dict[str, NDArray[np.float64]]:
+def usual_work_s(ranks: int, steps: int, noise: float = 0.0, seed: int = 0) -> dict[str, NDArray[np.float64]]:
     """Seconds of each part, [rank, step], with a normal noise of that share of them."""
     rng = np.random.default_rng(seed)
     return {

@@ -26,7 +26,7 @@ _VOLATILE = (
 def masked(text: str, **folders: Path | str) -> str:
     """The text with each of the ``folders`` by its name in capitals.
 
-    It is without times, versions, blanks at ends of lines, a machine's accelerators, and what Lightning says by itself.
+    It is without times, versions, blanks at ends of lines, a machine's accelerators, and Lightning's own messages.
     """
     for name, folder in folders.items():
         text = text.replace(str(folder), name.upper())
@@ -43,13 +43,13 @@ def assert_stored(name: str, cases: Mapping[str, str | Iterable[str]], **folders
             alone, so that several tests share a file.
     """
     file, _, part = name.partition(": ")
-    printed = {f"{part}: {case}" if part else case: _text(said) for case, said in cases.items()}
-    printed = {masked(case): masked(said, **folders) for case, said in printed.items()}
+    printed = {f"{part}: {case}" if part else case: _text(text) for case, text in cases.items()}
+    printed = {masked(case): masked(text, **folders) for case, text in printed.items()}
     path = TEXTS / f"{file}.txt"
     stored = _cases(path)
-    mine = {case: said for case, said in stored.items() if not part or case.startswith(f"{part}: ")}
+    mine = {case: text for case, text in stored.items() if not part or case.startswith(f"{part}: ")}
     if os.environ.get("RENEW") == "1" and printed != mine:
-        others = {case: said for case, said in stored.items() if case not in mine}
+        others = {case: text for case, text in stored.items() if case not in mine}
         CHANGES.append("\n".join(_changes(name, mine, printed)))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_file(dict(sorted({**others, **printed}.items())) if part else printed), encoding="utf-8")
@@ -61,11 +61,11 @@ def assert_stored(name: str, cases: Mapping[str, str | Iterable[str]], **folders
 def _cases(path: Path) -> dict[str, str]:
     """What the file holds, by case."""
     found = re.split(r"^== (.*)\n", path.read_text(encoding="utf-8") if path.exists() else "", flags=re.MULTILINE)
-    return {case: f"{said.rstrip()}\n" for case, said in zip(found[1::2], found[2::2], strict=True)}
+    return {case: f"{text.rstrip()}\n" for case, text in zip(found[1::2], found[2::2], strict=True)}
 
 
 def _file(cases: Mapping[str, str]) -> str:
-    return "\n".join(f"== {case}\n{said}" for case, said in cases.items())
+    return "\n".join(f"== {case}\n{text}" for case, text in cases.items())
 
 
 def _changes(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]:
@@ -73,6 +73,6 @@ def _changes(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> It
     return difflib.unified_diff(*texts, f"{name} before", f"{name} now", lineterm="", n=1)
 
 
-def _text(said: str | Iterable[str]) -> str:
-    text = said if isinstance(said, str) else "\n".join(said)
+def _text(text: str | Iterable[str]) -> str:
+    text = text if isinstance(text, str) else "\n".join(text)
     return f"{text.rstrip()}\n" if text.strip() else "(nothing)\n"

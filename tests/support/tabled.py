@@ -45,7 +45,7 @@ def _of(section: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("cuda", "H100"), **options: Any) -> Any:
-    """What a record says of such a run; of a run that died where ``failed`` says (status, message)."""
+    """Return the record of such a run; of one that died if ``failed`` gives status and message."""
     status, message = options.pop("failed", ("ok", None))
     rows = step_rows(measured, warmup)[len(warmup) :]
     size = PRESETS[options.get("size", "small")]

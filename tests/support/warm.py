@@ -1,6 +1,6 @@
 """Programs as forks of a process that has loaded torch and Lightning once.
 
-Loading them takes four seconds, and many tests start a program. What is to be said of a fresh interpreter, of what is
+Loading them takes four seconds, and many tests start a program. What is to be tested of a fresh interpreter, of what is
 imported, or of warnings on the way, is no test for these.
 """
 
@@ -99,16 +99,16 @@ def end(process: ForkServerProcess, timeout_s: float = 500.0) -> int:
 
 def run(
     *arguments: str,
-    told: bytes = b"",
+    stdin: bytes = b"",
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 500.0,
     rates: bool = False,
 ) -> CompletedProcess[str]:
-    """``python ARGUMENTS``, which is ``told`` something on stdin; with what it printed."""
-    with tempfile.TemporaryDirectory() as said:
-        reads, out, err = (Path(said, name) for name in ("in", "out", "err"))
-        reads.write_bytes(told)
+    """Run ``python ARGUMENTS`` with ``stdin``; return what it printed."""
+    with tempfile.TemporaryDirectory() as folder_of_output:
+        reads, out, err = (Path(folder_of_output, name) for name in ("in", "out", "err"))
+        reads.write_bytes(stdin)
         process = start(*arguments, out=out, err=err, reads=reads, folder=folder, environment=environment, rates=rates)
         code = end(process, timeout_s)
         return CompletedProcess(arguments, code, out.read_text(), err.read_text())
@@ -121,15 +121,15 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 50
     """
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     program, ranks, files = str(SUPPORT / program), [], []
-    with tempfile.TemporaryDirectory() as said:
+    with tempfile.TemporaryDirectory() as folder_of_output:
         for rank in ("0", "1"):
-            out, err = Path(said, f"out{rank}"), Path(said, f"err{rank}")
+            out, err = Path(folder_of_output, f"out{rank}"), Path(folder_of_output, f"err{rank}")
             environment = {**common, "OMP_NUM_THREADS": "1", "LOCAL_RANK": rank}
             ranks.append(start(program, *arguments, out=out, err=err, folder=folder, environment=environment))
             files.append((out, err))
         codes = [end(rank, timeout_s) for rank in ranks]
-        printed, told = ("".join(file.read_text() for file in each) for each in zip(*files, strict=True))
-    return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, told)
+        printed, errors = ("".join(file.read_text() for file in each) for each in zip(*files, strict=True))
+    return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, errors)
 
 
 def context(kind: str) -> Any:
@@ -146,18 +146,18 @@ def fresh() -> Iterator[None]:
 
 
 _IS_FRESH: list[bool] = []
-ASKED: list[int] = []
-"""The process of each question that would be asked of a fresh interpreter."""
+STARTED: list[int] = []
+"""The processes that stand in for fresh interpreters."""
 
 
-def interpreter(told: bytes, link: Connection) -> Any:
-    """As the product starts a fresh one that answers what it is told, which is a fork here."""
+def interpreter(task: bytes, link: Connection) -> Any:
+    """Start what answers ``task``, in place of the fresh interpreter of the product: a fork of this process."""
     if _IS_FRESH:
-        return INTERPRETER(told, link)
-    process = CONTEXT.Process(target=_answer, args=(told, link, child.child_environment()))
+        return INTERPRETER(task, link)
+    process = CONTEXT.Process(target=_answer, args=(task, link, child.child_environment()))
     with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # a program would be run again there
         process.start()
-    ASKED.append(process.pid)
+    STARTED.append(process.pid)
     return process
 
 
@@ -179,14 +179,14 @@ if shared_address := os.environ.get(SERVER_VARIABLE):
 os.register_at_fork(after_in_child=lambda: _ask_server_of(_SERVER._forkserver_address))
 
 
-def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
+def _answer(task: bytes, link: Connection, environment: dict[str, str]) -> None:
     gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     torch._dynamo.config.disable = True  # which torch asks when it is loaded
-    path, _, told = told.partition(b"\n")
+    path, _, task = task.partition(b"\n")
     sys.path[:] = json.loads(path)
-    child.answer_question(io.BytesIO(told), link, is_asked_by_parent=False)
+    child.answer_question(io.BytesIO(task), link, is_asked_by_parent=False)
 
 
 def with_rates(flops_per_s: float | None, bytes_per_s: float | None) -> Any:
@@ -225,7 +225,7 @@ def _take_over(rates: bool, address: str) -> None:
     cell_processes.run_cell = partial(_run_cell, rates, address)
     cell_processes.forget_server = lambda: None  # it is theirs too
     if not rates:
-        with_rates(None, None).start()
+        with_rates(flops_per_s=None, bytes_per_s=None).start()
     subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
     util.spawnv_passfds = _spawn_ours  # type: ignore[attr-defined]
 

@@ -17,4 +17,4 @@ class Slow(Tiny):
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), [instruments(1, 3, watch=True, log_dir=Path(sys.argv[1]))], Slow)
+    train(Path(sys.argv[1]), [instruments(warmup=1, measure=3, watch=True, log_dir=Path(sys.argv[1]))], Slow)

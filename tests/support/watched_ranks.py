@@ -47,7 +47,7 @@ def fitted(rank: int) -> float:
     warnings.simplefilter("ignore")
     watching._HAND_OVER_NS, watch_writer._COMPARE_RANKS_NS = 1_000_000, 200_000_000
     folder, began = Path(sys.argv[1]), Began()
-    profiler = instruments(1, 3, watch=True, log_dir=folder)
+    profiler = instruments(warmup=1, measure=3, watch=True, log_dir=folder)
     two: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     trainer_with([began, profiler], folder, max_steps=STEPS, **two).fit(OfRank())
     return time.perf_counter() - began.at

@@ -47,7 +47,7 @@ def rename(paths: Collection[str]) -> None:
     for path in {*paths} & ACTIONS.keys():
         module, text = ACTIONS[path]
         renamed = [function for function in _functions(module) if _rename(function, text)]
-        assert renamed, f"Lightning does not say {text}"
+        assert renamed, f"Lightning has no {text}"
 
 
 def _not_apart(*_: Any) -> Any:

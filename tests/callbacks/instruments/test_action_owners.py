@@ -76,11 +76,11 @@ class SlowLogger(Logger):
 
 
 def shares_ms(profiler: TrainingProfiler) -> dict[str, float]:
-    return {each.name: round(each.seconds / MS, 6) for each in owned(profiler).actions}
+    return {each.name: round(each.seconds / MS, 6) for each in checked_owners(profiler).actions}
 
 
-def owned(profiler: TrainingProfiler) -> OtherByOwner:
-    """What the record has, after a look at whether it adds up to what the marks say, which know of no owner."""
+def checked_owners(profiler: TrainingProfiler) -> OtherByOwner:
+    """Return the owners in the record, after a check that they add up to the time of the marks, which know no owner."""
     record = read_run(profiler.folder)
     assert record.status == "ok"
     assert record.notes == []
@@ -96,7 +96,7 @@ def owned(profiler: TrainingProfiler) -> OtherByOwner:
     return shares
 
 
-def test_each_owner_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path: Path) -> None:
+def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
     """The learning rate comes from a function that waits, as one does that asks a server; a block has a name."""
 
     def learning_rate(step: int) -> float:
@@ -120,7 +120,8 @@ def test_each_owner_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path
             with trainer.profiler.profile("my block"):
                 spin("inner", 64 * MS)
 
-    profiler = profiled_fit(Module(), tmp_path, callbacks=[Names()], profiler=instruments(1, 2, actions=3))
+    profiler = instruments(warmup=1, measure=2, actions=3)
+    profiled_fit(Module(), tmp_path, callbacks=[Names()], profiler=profiler)
     shares = shares_ms(profiler)
     assert shares.pop(f"{OURS}'s on_train_batch_end", None) or shares.popitem()[1] == 0.5  # what counting tokens takes
     assert shares == {
@@ -132,22 +133,22 @@ def test_each_owner_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path
         "Names.on_after_backward": 2.0,  # inside of backward, and yet `other`
         "Names.on_train_batch_start": 1.0,
     }
-    assert owned(profiler).measured_s == pytest.approx(127.5 * MS)
-    assert {(each.calls, each.in_steps) for each in owned(profiler).actions} == {(1.0, 3)}
-    assert [(each.owner, each.action) for each in owned(profiler).actions][-1] == (OURS, "on_train_batch_end")
+    assert checked_owners(profiler).measured_s == pytest.approx(127.5 * MS)
+    assert {(each.calls, each.in_steps) for each in checked_owners(profiler).actions} == {(1.0, 3)}
+    assert [(each.owner, each.action) for each in checked_owners(profiler).actions][-1] == (OURS, "on_train_batch_end")
 
 
 def test_parts_add_up_to_the_nanosecond_where_each_look_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(known_loop, "CLOCK", Ticking())
-    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=4))
-    shares = {each.name: each.seconds for each in owned(profiler).actions}
-    # A wait takes what it says and a look more; what looking takes is nobody's but ours.
+    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(warmup=1, measure=2, actions=4))
+    shares = {each.name: each.seconds for each in checked_owners(profiler).actions}
+    # A wait takes its time and one reading of the clock more; the readings are charged to our own timing.
     assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
     assert shares[f"{OURS}'s timing of these"] == pytest.approx(1e-6 * 40, rel=0.9)
     assert shares["Lightning's loop"] < 1e-4
 
 
-def test_what_lightning_calls_without_an_action_is_told_apart_too(tmp_path: Path) -> None:
+def test_loggers_that_lightning_calls_without_an_action_are_owners(tmp_path: Path) -> None:
     class Logs(KnownModule):
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             self.log("loss", 1.0)
@@ -158,11 +159,11 @@ def test_what_lightning_calls_without_an_action_is_told_apart_too(tmp_path: Path
         Logs(),
         tmp_path,
         callbacks=[LearningRateMonitor()],  # which calls the logger itself: that is not its own time
-        profiler=instruments(1, 2, actions=4),
+        profiler=instruments(warmup=1, measure=2, actions=4),
         logger=loggers,
         log_every_n_steps=2,
     )
-    shares = {each.name: (each.in_steps, each.calls) for each in owned(profiler).actions}  # every second step
+    shares = {each.name: (each.in_steps, each.calls) for each in checked_owners(profiler).actions}  # every second step
     assert shares_ms(profiler) == {"SlowLogger.save": 32.0, "SlowLogger.log_metrics": 32.0}
     assert shares == {"SlowLogger.save": (2, 0.5), "SlowLogger.log_metrics": (2, 1.0)}
     assert vars(loggers[0]).keys() == vars(SlowLogger()).keys()  # its methods are its own again
@@ -179,7 +180,7 @@ class Waiting(SimpleProfiler):
 
 def test_beside_a_profiler_of_the_users(tmp_path: Path) -> None:
     theirs = Waiting()
-    profiler = profiled_fit(Own(), tmp_path, profiler=instruments(1, 2, actions=2), beside=theirs)
+    profiler = profiled_fit(Own(), tmp_path, profiler=instruments(warmup=1, measure=2, actions=2), beside=theirs)
     shares = shares_ms(profiler)
     assert {"Own.optimizer_step": 16.0, "Own.on_train_batch_start": 8.0}.items() <= shares.items()
     # Its stop() is called after every hook of that name: the module's, the strategy's.
@@ -199,7 +200,7 @@ def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
         tmp_path,
         data=SlowStream(12),
         callbacks=[Turns()],
-        profiler=instruments(1, 2, actions=2),
+        profiler=instruments(warmup=1, measure=2, actions=2),
         accumulate_grad_batches=3,
     )
     assert shares_ms(profiler) == {
@@ -211,7 +212,7 @@ def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
     }
 
 
-def test_manual_optimization_and_validation_amid_training(tmp_path: Path) -> None:
+def test_owners_under_manual_optimization_with_validation(tmp_path: Path) -> None:
     class Manual(known_loop.Evaluated):
         automatic_optimization = False
 
@@ -226,20 +227,25 @@ def test_manual_optimization_and_validation_amid_training(tmp_path: Path) -> Non
 
     loaders: dict[str, Any] = {"data": SlowLoader(40), "val_dataloaders": SlowLoader(2, "outside")}
     profiler = profiled_fit(
-        Manual(), tmp_path, callbacks=[Slow()], profiler=instruments(1, 2, actions=4), val_check_interval=2, **loaders
+        Manual(),
+        tmp_path,
+        callbacks=[Slow()],
+        profiler=instruments(warmup=1, measure=2, actions=4),
+        val_check_interval=2,
+        **loaders,
     )
     shares = shares_ms(profiler)
     assert shares == {"Slow.on_train_batch_end": 4.0, "Slow.on_after_backward": 2.0, "Slow.on_train_batch_start": 1.0}
 
 
-def test_a_run_that_dies_in_the_stage_counts_whole_steps_only_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_run_that_dies_in_the_stage_counts_only_whole_steps(tmp_path: Path) -> None:
     class Dies(Slow):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             spin("callback", 1 * MS)
             if batch_idx == 5:
                 raise ValueError("enough")
 
-    profiler, logger = instruments(1, 2, actions=9), CSVLogger(tmp_path)
+    profiler, logger = instruments(warmup=1, measure=2, actions=9), CSVLogger(tmp_path)
     with pytest.raises(ValueError, match="enough"):
         profiled_fit(KnownModule(), tmp_path, callbacks=[Dies()], profiler=profiler, logger=logger)
     record = read_run(profiler.folder)
@@ -260,7 +266,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
             profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
             seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"OwnedSpan"}
 
-    profiler = instruments(1, 3, memory=1, actions=2)
+    profiler = instruments(warmup=1, measure=3, memory=1, actions=2)
     profiled_fit(KnownModule(), tmp_path, callbacks=[Looks()], profiler=profiler, logger=CSVLogger(tmp_path))
     stages = [row.stage for row in read_steps(profiler.folder / "steps.csv")]
     assert stages == ["warmup"] + ["measure"] * 3 + ["actions"] * 3 + ["memory"]
@@ -270,7 +276,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
 def test_a_mock_for_a_logger_keeps_its_methods(tmp_path: Path) -> None:
     mocked = MagicMock(spec=CSVLogger(tmp_path), save_dir=str(tmp_path), log_dir=str(tmp_path), version=0)
     mocked.name = "mock"
-    profiler = instruments(1, 2, actions=2, stop_when_done=False)
+    profiler = instruments(warmup=1, measure=2, actions=2, stop_when_done=False)
     before = set(vars(mocked))
     known_loop.trainer_with([profiler], tmp_path, logger=mocked, max_steps=9).fit(KnownModule(), SlowLoader())
     assert set(vars(mocked)) == before
@@ -286,22 +292,21 @@ class EveryFifth(Callback):
             spin("hook", 30 * MS)
 
 
-def test_what_makes_every_fifth_step_slow_is_timed_in_whole_periods(tmp_path: Path) -> None:
-    profiler = instruments(2, 20, actions=3)
+def test_a_pattern_of_five_steps_is_timed_in_whole_periods(tmp_path: Path) -> None:
+    profiler = instruments(warmup=2, measure=20, actions=3)
     profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler)
     assert shares_ms(profiler) == {"EveryFifth.on_train_batch_end": 6.0}
     record = read_run(profiler.folder)
     assert record.other_by_owner.steps == 5
     # Steps 23 to 27 are timed; step 30, a slow one, is followed line by line.
     assert record.steps["actions"] == 8
-    assert [finding.owner for finding in record.findings if finding.phase == "other"] == [
-        "EveryFifth.on_train_batch_end"
-    ]
+    owners = [finding.owner for finding in record.findings if finding.phase == "other"]
+    assert owners == ["EveryFifth.on_train_batch_end"]
 
 
 @pytest.mark.parametrize("max_steps", [27, 33])
 def test_a_loop_too_short_for_whole_periods_keeps_its_other_stages(tmp_path: Path, max_steps: int) -> None:
-    profiler = instruments(2, 20, actions=3, memory=1)
+    profiler = instruments(warmup=2, measure=20, actions=3, memory=1)
     profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler, max_steps=max_steps)
     record = read_run(profiler.folder)
     assert record.steps["memory"] == 1
@@ -324,15 +329,17 @@ def test_an_evaluation(tmp_path: Path) -> None:
         def on_test_batch_end(self, *_: Any) -> None:
             spin("hook", 3 * MS)
 
-    profiler = instruments(1, 2, actions=2, verb="test")
+    profiler = instruments(warmup=1, measure=2, actions=2, verb="test")
     known_loop.trainer_with([profiler], tmp_path).test(Hooks(), SlowLoader())
     assert shares_ms(profiler) == {"Hooks.on_test_batch_end": 3.0}
 
 
-def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_failure_of_the_instrument_is_a_note(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     with breaks(Owners.enter, RuntimeError("no owner")):
-        profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 2, memory=1, actions=2), logger=logger)
+        profiler = profiled_fit(
+            KnownModule(), tmp_path, profiler=instruments(warmup=1, measure=2, memory=1, actions=2), logger=logger
+        )
     record = read_run(profiler.folder)
     assert (record.status, record.steps["memory"]) == ("ok", 1)
     assert record.other_by_owner is None

@@ -30,7 +30,7 @@ LAYERS, TRACED = 3, 2
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
     """A small language model whose attention is written out."""
-    profiler = instruments(1, 2, trace=TRACED)
+    profiler = instruments(warmup=1, measure=2, trace=TRACED)
     model = LanguageModel(d_model=32, d_ff=64, num_layers=LAYERS, num_heads=2, vocab_size=50, attention="math")
     data = FakeTokens(context_length=16, batch_size=2, vocab_size=50)
     trainer_with([profiler], tmp_path_factory.mktemp("lm"), gradient_clip_val=1.0).fit(model, data)
@@ -55,7 +55,7 @@ def calls(table: KernelTable, phase: str, name: str, module: str | None) -> floa
     return sum(row.count for row in rows) / table.steps
 
 
-def test_what_the_table_says_of_phases_and_modules(run: TrainingProfiler, table: KernelTable) -> None:
+def test_the_table_has_phases_and_modules(run: TrainingProfiler, table: KernelTable) -> None:
     assert (table.source, table.steps) == ("operators", TRACED)
     assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
     assert {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"} <= set(table.phases)
@@ -80,7 +80,7 @@ def test_what_the_table_says_of_phases_and_modules(run: TrainingProfiler, table:
     assert 0 < table.phases["forward"].kinds["matmul"].total_s < table.phases["forward"].busy_s
 
 
-def test_attention_and_the_loss_are_parts_of_their_own(table: KernelTable) -> None:
+def test_attention_and_the_loss_are_kinds_of_their_own(table: KernelTable) -> None:
     inside = [row for row in table.rows if row.module == "model.blocks.*.attention" and row.phase == "forward"]
     counts = {kind: sum(row.count for row in inside if row.kind == kind) for kind in ("softmax", "matmul")}
     assert counts == {"softmax": LAYERS * TRACED, "matmul": 2 * LAYERS * TRACED}
@@ -92,7 +92,7 @@ def test_attention_and_the_loss_are_parts_of_their_own(table: KernelTable) -> No
     assert not [row for row in table.rows if row.module == "loss" and row.kind == "matmul"]
 
 
-def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Path) -> None:
+def test_times_and_calls_are_those_of_torchs_profiler(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
     optimizer = torch.optim.AdamW(model.parameters())
     two = schedule(wait=0, warmup=1, active=2, repeat=1)
@@ -116,8 +116,8 @@ def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Pa
         assert own_us[name] == pytest.approx(average.self_cpu_time_total, abs=0.1), name
 
 
-def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, trace=1)
+def test_a_table_that_fails_is_a_note(tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=2, trace=1)
     with breaks(sums_of_kernels, KeyError("args")):
         trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
@@ -128,8 +128,8 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
-def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, trace=TRACED)
+def test_on_a_device_kernels_have_phase_and_module(tmp_path: Path) -> None:
+    profiler = instruments(warmup=1, measure=2, trace=TRACED)
     model = LanguageModel(d_model=256, d_ff=512, num_layers=LAYERS, num_heads=4, vocab_size=50, attention="math")
     data = FakeTokens(context_length=128, batch_size=4, vocab_size=50)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(model, data)
@@ -152,10 +152,10 @@ _BESIDE = TRUTH_S["backward"] + TRUTH_S["clip"] + 2 * TRUTH_S["optimizer"]
     "module_of, on_second_stream",
     [(Sleepy, {}), (Graphed, {}), (TwoStreams, {"forward": 1.5 * TRUTH_S["forward"], "backward": _BESIDE})],
 )
-def test_on_a_device_each_phase_has_what_it_launched_on_any_stream_and_in_a_graph(
+def test_on_a_device_a_phase_has_the_kernels_of_all_its_streams(
     tmp_path: Path, module_of: Callable[[Device], Sleepy], on_second_stream: Mapping[str, float]
 ) -> None:
-    profiler = instruments(1, 2, trace=TRACED)
+    profiler = instruments(warmup=1, measure=2, trace=TRACED)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(module_of(CudaDevice()), SleepyLoader())
     table = read_kernels(kernel_files(profiler.folder)[0])
     spinning: Counter[str] = Counter()

@@ -59,7 +59,7 @@ def traced(model: nn.Module, backward: bool = False) -> list[tuple[str, float, f
     ]
 
 
-def names(ranges: list[tuple[str, float, float]]) -> Counter[str]:
+def range_counts(ranges: list[tuple[str, float, float]]) -> Counter[str]:
     return Counter(name for name, *_ in ranges if name.startswith("lm_profiler module"))
 
 
@@ -73,7 +73,7 @@ def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool)
     """An exception closes the ranges that it leaves."""
     model = Model(Block(), Block(fails))
     ranges = traced(model)
-    assert names(ranges) == parts(0) | parts(1)
+    assert range_counts(ranges) == parts(0) | parts(1)
     spans = {name: (begin, end) for name, begin, end in ranges}
     for number in (0, 1):
         outer = spans[f"lm_profiler module: blocks.{number} (Block)"]
@@ -82,14 +82,14 @@ def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_what_is_recomputed_is_in_its_modules_range_again() -> None:
+def test_recomputed_operators_are_in_the_range_of_their_module() -> None:
     model = Model(Block(), Block())
     model.recompute = True
-    assert names(traced(model, backward=True)) == parts(0, 2) | parts(1, 2)
+    assert range_counts(traced(model, backward=True)) == parts(0, 2) | parts(1, 2)
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
-def test_compiled_modules_are_left_alone_and_not_compiled_again(how: str) -> None:
+def test_compiled_modules_are_left_alone(how: str) -> None:
     torch.compiler.reset()
     counters.clear()
     inner = Block()
@@ -99,5 +99,5 @@ def test_compiled_modules_are_left_alone_and_not_compiled_again(how: str) -> Non
     model(torch.ones(2, 4))
     frames = counters["frames"]["total"]
     assert frames > 0
-    assert names(traced(model)) == parts(1)
+    assert range_counts(traced(model)) == parts(1)
     assert counters["frames"]["total"] == frames

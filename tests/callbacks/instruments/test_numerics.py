@@ -24,7 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"
 def run(
     module: LightningModule, folder: Path, audit: bool = True, verb: Verb = "fit", stop: bool = True, **options: Any
 ) -> RunRecord:
-    profiler = instruments(1, 2, stop_when_done=stop, actions=3, numerics=NumericsOptions(audit=audit), verb=verb)
+    numerics = NumericsOptions(audit=audit)
+    profiler = instruments(warmup=1, measure=2, stop_when_done=stop, actions=3, numerics=numerics, verb=verb)
     data = FakeTokens(batch_size=2, context_length=8) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)
@@ -33,13 +34,13 @@ def run(
     return record
 
 
-def found(record: RunRecord) -> NumericsFacts:
+def numerics_of(record: RunRecord) -> NumericsFacts:
     assert record.numerics is not None, record.notes
     return record.numerics
 
 
-def test_under_autocast_the_weights_stay_in_float32_and_the_products_do_not(tmp_path: Path) -> None:
-    facts = found(run(LanguageModel(**TINY), tmp_path, precision="bf16-mixed"))
+def test_under_autocast_only_products_are_in_bfloat16(tmp_path: Path) -> None:
+    facts = numerics_of(run(LanguageModel(**TINY), tmp_path, precision="bf16-mixed"))
     kinds = {kind.kind: kind for kind in facts.kinds}
     assert kinds["Linear"].modules == 2 * 7 + 1
     assert (kinds["Linear"].parameters, kinds["Linear"].outputs) == (["float32"], ["bfloat16"])
@@ -51,13 +52,13 @@ def test_under_autocast_the_weights_stay_in_float32_and_the_products_do_not(tmp_
 def test_with_a_gradient_scaler_the_gradients_are_of_the_loss_itself(tmp_path: Path) -> None:
     seed_everything(0)  # of some batches the scaled gradients overflow float16, and are rightly unknown
     plugin = MixedPrecision("16-mixed", device="cpu")
-    kind = found(run(BoringModel(), tmp_path, plugins=[plugin])).kinds[-1]
+    kind = numerics_of(run(BoringModel(), tmp_path, plugins=[plugin])).kinds[-1]
     assert kind.kind == "Linear"
     assert (kind.parameters, kind.outputs, kind.gradients) == (["float32"], ["float16"], ["float32"])
     assert kind.gradient_error < 2**-7
 
 
-def test_training_goes_on_as_if_nobody_had_looked(tmp_path: Path) -> None:
+def test_the_audit_does_not_change_training(tmp_path: Path) -> None:
     weights = []
     for audit in (False, True):
         seed_everything(3)
@@ -79,13 +80,13 @@ class AsksItsTrainer(BoringModel):
 CANNOT: list[tuple[Any, Verb]] = [(BoringModel, "validate"), (ManualOptimBoringModel, "fit"), (AsksItsTrainer, "fit")]
 
 
-def test_what_cannot_be_audited_is_a_note(tmp_path: Path) -> None:
-    said = {}
+def test_runs_that_cannot_be_audited_are_noted(tmp_path: Path) -> None:
+    texts = {}
     for make, verb in CANNOT:
         record = run(make(), tmp_path / make.__name__, verb=verb)
         assert record.numerics is None
-        said[f"{make.__name__}, {verb}"] = [note for note in record.notes if note.startswith("numerics unknown")]
-    assert_stored("callbacks/notes: no audit", said)
+        texts[f"{make.__name__}, {verb}"] = [note for note in record.notes if note.startswith("numerics unknown")]
+    assert_stored("callbacks/notes: no audit", texts)
 
 
 def test_the_audit_logs_nothing_even_through_what_holds_the_real_module(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_the_audit_logs_nothing_even_through_what_holds_the_real_module(tmp_path
 
     module = Logging()
     record = run(module, tmp_path)
-    assert found(record).loss is not None
+    assert numerics_of(record).loss is not None
     steps = 1 + 2 + 4
     assert module.logged == [True] * steps + [False] * 2
     assert module._trainer is not None

@@ -17,7 +17,7 @@ VALIDATE, VALIDATE_LATER = CodeLine("train.py", 20, "validate"), CodeLine("train
 SORT, SORT_LATER = CodeLine("ranks.py", 7, "ranks"), CodeLine("ranks.py", 8, "ranks")
 
 
-def test_the_innermost_function_with_half_of_the_samples_is_named_with_its_main_line() -> None:
+def test_the_innermost_function_with_half_of_the_samples_is_named() -> None:
     stacks = {(MAIN, VALIDATE, SORT): 4, (MAIN, VALIDATE, SORT_LATER): 5, (MAIN, VALIDATE_LATER): 3}
     assert costliest_line(stacks) == SORT_LATER
 
@@ -55,7 +55,7 @@ def evaluate(model: nn.Module) -> None:
     model()
 
 
-def test_the_line_is_the_call_of_the_model_and_not_within_it() -> None:
+def test_the_line_is_the_call_of_the_model() -> None:
     timeline = Timeline()
     instrument = OutsideLines(timeline)
     instrument.begin("measure")
@@ -66,7 +66,7 @@ def test_the_line_is_the_call_of_the_model_and_not_within_it() -> None:
     assert (line.file, line.function) == (__file__, "evaluate")
 
 
-def test_the_line_of_an_epoch_is_what_runs_until_its_first_batch_has_arrived() -> None:
+def test_the_line_of_an_epoch_boundary_runs_until_the_first_batch() -> None:
     timeline = Timeline()
     instrument = OutsideLines(timeline)
     stacks = instrument._epoch_stacks

@@ -60,7 +60,7 @@ def step(clock: Clock, timeline: Timeline, origin_ns: int, loss_ns: int) -> None
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_each_part_has_its_mean_time_and_the_phase_that_it_begins_in(on_device: bool) -> None:
+def test_each_part_has_its_mean_time_and_first_phase(on_device: bool) -> None:
     clock = Clock()
     timeline = Timeline(clock=clock, stream=clock.stream() if on_device else None)
     parts = PartTimes(timeline)
@@ -87,7 +87,7 @@ def test_each_part_has_its_mean_time_and_the_phase_that_it_begins_in(on_device: 
     assert len(parts._spans) == waiting == 1
 
 
-def test_the_compiler_sees_no_part_and_compiles_once() -> None:
+def test_parts_cause_no_recompilation() -> None:
     frames = 0
 
     def counting(module: torch.fx.GraphModule, inputs: Any) -> Any:

@@ -52,12 +52,12 @@ class Evaluated(TwoLayers):
 @pytest.fixture(autouse=True)
 def fast_machine() -> Iterator[None]:
     """So that no phase of these small steps beats its floor."""
-    with warm.with_rates(1e15, 1e12):
+    with warm.with_rates(flops_per_s=1e15, bytes_per_s=1e12):
         yield
 
 
 def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
-    profiler = instruments(1, 3, memory=1, trace=1, verb=verb, log_dir=folder)
+    profiler = instruments(warmup=1, measure=3, memory=1, trace=1, verb=verb, log_dir=folder)
     trainer = trainer_with([profiler], folder, **options)
     loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
     getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
@@ -66,7 +66,7 @@ def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
 
 def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    with warm.with_rates(1e11, 1e9):
+    with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e9):
         record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
@@ -87,7 +87,7 @@ def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
         assert floor.times == pytest.approx(record.time[phase].mean / floor.seconds)
 
 
-def test_accumulation_adds_up_batches_and_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
+def test_accumulation_adds_up_batches(tmp_path: Path) -> None:
     floors = run(tmp_path, "validate").floors
     assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
         "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
@@ -99,10 +99,10 @@ def test_accumulation_adds_up_batches_and_an_evaluation_reads_weights_and_inputs
     assert floors["optimizer"].bytes == 14 * WEIGHT + 16
 
 
-def test_where_nothing_but_times_is_asked_for_no_process_is_started(tmp_path: Path, counted_apart: CountedApart):
-    profiler = instruments(1, 3, actions=3, log_dir=tmp_path)
+def test_without_a_memory_stage_no_process_is_started(tmp_path: Path, counted_apart: CountedApart):
+    profiler = instruments(warmup=1, measure=3, actions=3, log_dir=tmp_path)
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
-    assert (profiler.record.floors, profiler.record.notes, counted_apart.asked) == ({}, [], [])
+    assert (profiler.record.floors, profiler.record.notes, counted_apart.trainers) == ({}, [], [])
 
 
 class Deep(TwoLayers):
@@ -154,18 +154,15 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     module = kind(**TINY) if of_tokens else kind()
     rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
     loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
-    profiler = instruments(1, 1, memory=1, log_dir=tmp_path)
+    profiler = instruments(warmup=1, measure=1, memory=1, log_dir=tmp_path)
     trainer = trainer_with([profiler], tmp_path, **options)
     trainer.fit(module, loader)
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
-    alone = phase_work(
-        TrainerLoop(trainer), step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch), None, 0
-    )
+    work = step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch)
+    alone = phase_work(TrainerLoop(trainer), work, None, 0)
     traced = {phase: (floor.flops, floor.bytes) for phase, floor in profiler.record.floors.items()}
     assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == traced
 
-
-# -- what a rank does not hold whole -------------------------------------------------------------------------------
 
 TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
 WORK = StepWork(
@@ -184,7 +181,7 @@ def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -
     )
 
 
-def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
+def known_figures(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
     return {phase: of.bytes for phase, of in phase_work(TrainerLoop(trainer), work, traffic, 8).items()}
 
 
@@ -204,10 +201,10 @@ WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 
 )
 def test_a_rank_knows_the_bytes_that_it_has(kind: type[Strategy], optimizers: int, known_bytes: dict[str, int | None]):
     trainer = trainer_of(kind, optimizers=optimizers)
-    assert known(trainer) == known_bytes
+    assert known_figures(trainer) == known_bytes
     if kind is DDPStrategy:
         trainer.optimizers[0].consolidate_state_dict = print  # of an optimizer that updates a part
-        assert set(known(trainer).values()) == {None}
+        assert set(known_figures(trainer).values()) == {None}
 
 
 class ClipsItself(TwoLayers):
@@ -215,13 +212,13 @@ class ClipsItself(TwoLayers):
 
 
 @pytest.mark.parametrize("kind, clipped", [(TwoLayers, 0), (ClipsItself, None), (ByHand, 4)])
-def test_where_the_loop_clips_nothing_clipping_reads_nothing(kind: Any, clipped: int | None) -> None:
+def test_without_clipping_its_phase_reads_nothing(kind: Any, clipped: int | None) -> None:
     trainer = trainer_of(SingleDeviceStrategy)
     trainer.gradient_clip_val, trainer.lightning_module = None, kind()
-    assert known(trainer) == {**WHOLE, "clip": clipped}
+    assert known_figures(trainer) == {**WHOLE, "clip": clipped}
 
 
-def test_recomputation_is_the_work_of_backward_and_batches_cross_the_bus() -> None:
+def test_recomputation_is_work_of_backward() -> None:
     phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy, "cuda")), WORK, TRAFFIC, 8)
     assert phases["backward"].flops == {"float32": 5}
     assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)  # to a device of its own
@@ -231,24 +228,24 @@ def test_recomputation_is_the_work_of_backward_and_batches_cross_the_bus() -> No
     assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
 
 
-def test_of_a_compiled_step_a_copy_tells_what_is_read() -> None:
+def test_traffic_of_a_compiled_step_is_counted_on_a_copy() -> None:
     traffic = TRAFFIC._replace(forward_read=None)
     trainer = trainer_of(SingleDeviceStrategy)
-    assert known(trainer, WORK, traffic)["forward"] is None
+    assert known_figures(trainer, WORK, traffic)["forward"] is None
     counted = StepWork(WORK.flops, WORK.by_dtype, StepTraffic({"forward": None}, forward_read=100))
-    assert known(trainer, counted, traffic)["forward"] == 100 + 10 - 8  # the batch is saved too, and not written
+    batch_bytes = 8  # saved for backward too, and not written
+    assert known_figures(trainer, counted, traffic)["forward"] == 100 + 10 - batch_bytes
 
 
-def test_what_a_compiler_keeps_for_backward_no_copy_tells(counted_apart: CountedApart) -> None:
+def test_what_a_compiler_saves_for_backward_is_unknown(counted_apart: CountedApart) -> None:
     moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, 50)
     counted_apart.work = StepWork(WORK.flops, WORK.by_dtype, moved)
     trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
     compiled = TwoLayers()
     compiled.compile()
     vars(trainer).update(lightning_module=compiled, accumulate_grad_batches=3, world_size=2, precision="32-true")
-    found = step_work(
-        TrainerLoop(trainer), "fit", SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None
-    )
+    unknown = SeenFlops(compiled=True, unknown="the step is compiled")
+    found = step_work(TrainerLoop(trainer), "fit", unknown, 0, lambda: None)
     assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
     assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)
     assert found.flops.uncounted == []

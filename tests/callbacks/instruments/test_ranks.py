@@ -23,14 +23,14 @@ WARMUP = 3
 
 
 class Rank:
-    """Makes ``calls[k]`` collective calls in its k-th step, evenly, and looks as the session does."""
+    """A rank whose watch reads the ring of collective calls as the session does."""
 
     def __init__(self, ring_size: int) -> None:
         self.ring = Ring(ring_size)
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self.arrivals = arrivals = self.ring.arrivals()
         self.watch = RanksWatch(arrivals, 5)
-        self.watch.guard = Guard("who waits for whom", self.told.append)
+        self.watch.guard = Guard("who waits for whom", self.notes.append)
         self.read = 0
         read_ring = arrivals.read_ring
 
@@ -41,6 +41,7 @@ class Rank:
         arrivals.read_ring = counted  # type: ignore[method-assign]
 
     def train(self, calls: Sequence[int]) -> None:
+        """Make ``calls[k]`` collective calls in the k-th step, of which the first three are the warm-up."""
         for before in range(30):
             self.ring.call(before)
         self.watch.begin("warmup")
@@ -58,7 +59,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("count, ring_size", [(1, 2000), (19, 40), (40, 60)])
-def test_every_call_of_the_measured_steps_is_kept_and_the_ring_is_seldom_read(count: int, ring_size: int) -> None:
+def test_every_call_of_the_measured_steps_is_kept(count: int, ring_size: int) -> None:
     rank, steps = Rank(ring_size), 60
     rank.train([count] * (WARMUP + steps))
     (timeline,) = rank.watch.facts["timelines"]
@@ -68,19 +69,17 @@ def test_every_call_of_the_measured_steps_is_kept_and_the_ring_is_seldom_read(co
     assert timeline.arrivals_ns[0] == WARMUP * STEP_NS + 100 + count - 1
     numbers = [collective.number for collective in timeline.collectives]
     assert numbers == list(range(numbers[0], numbers[0] + len(called) + 1))
-    assert rank.told == []
+    assert rank.notes == []
     assert rank.read <= 4 + count * (steps + WARMUP) / max(ring_size / 2 - count, count)
 
 
 def test_the_marks_of_each_step_are_found_by_its_number() -> None:
-    rank = Rank(100)
+    rank = Rank(ring_size=100)
     rank.train([2] * 8)
     (timeline,) = rank.watch.facts["timelines"]
-    assert (timeline.rank, timeline.steps.tolist(), timeline.first.tolist()) == (
-        5,
-        [4, 5, 6, 7, 8],
-        [0, 3, 6, 9, 12, 15],
-    )
+    assert timeline.rank == 5
+    assert timeline.steps.tolist() == [4, 5, 6, 7, 8]
+    assert timeline.first.tolist() == [0, 3, 6, 9, 12, 15]
     assert timeline.codes.dtype == np.uint8
     assert timeline.codes.tolist() == [DATA, BACKWARD, OTHER] * 5
     for place, step in enumerate(timeline.steps):
@@ -88,68 +87,74 @@ def test_the_marks_of_each_step_are_found_by_its_number() -> None:
         assert at.tolist() == [step * STEP_NS, step * STEP_NS + 50, step * STEP_NS + STEP_NS - 10]
 
 
-def test_of_very_many_calls_those_of_the_last_steps_are_sent() -> None:
-    most = ranks.MOST_CALLS * 3 // 10
-    rank = Rank(4 * most)
-    rank.train([most] * 20)
+def test_only_the_calls_of_the_last_steps_are_sent_if_there_are_many() -> None:
+    calls_per_step = ranks.MOST_CALLS * 3 // 10  # so that three steps fit, and a fourth does not
+    rank = Rank(ring_size=4 * calls_per_step)
+    rank.train([calls_per_step] * 20)
     (timeline,) = rank.watch.facts["timelines"]
     assert timeline.steps.tolist() == [18, 19, 20]
     assert timeline.first.tolist() == [0, 3, 6, 9]
     assert timeline.host_ns[0] == 18 * STEP_NS
-    assert len(timeline.arrivals_ns) == len(timeline.collectives) == 1 + 3 * most
+    assert len(timeline.arrivals_ns) == len(timeline.collectives) == 1 + 3 * calls_per_step
     assert timeline.collectives[-1].number == rank.ring.made
-    assert len(pickle.dumps(timeline)) / (3 * most) < 30  # what is sent of a call is small
+    bytes_per_call = len(pickle.dumps(timeline)) / (3 * calls_per_step)
+    assert bytes_per_call < 30
 
 
 @pytest.mark.parametrize(
-    "rank, calls, words",
+    "number, calls_per_step, words",
     [
-        (0, [0] * 6, ["recorder"]),  # steps without a collective
-        (5, [5, 5, 5, 5, 100, 5], ["40 calls", "TORCH_FR_BUFFER_SIZE"]),  # more than the ring holds
+        (0, [0] * 6, ["recorder"]),  # no step has a collective, which rank 0 alone notes
+        (5, [5, 5, 5, 5, 100, 5], ["40 calls", "TORCH_FR_BUFFER_SIZE"]),  # a step has more than the ring holds
     ],
 )
-def test_where_calls_are_missing_the_waiting_is_unknown(rank: int, calls: list[int], words: list[str]) -> None:
-    made = Rank(40)
-    made.watch.rank = rank
-    made.train(calls)
-    (told,) = made.told
-    assert all(word in told for word in words)
-    assert made.watch.facts == {}
+def test_if_calls_are_missing_the_waiting_is_unknown(number: int, calls_per_step: list[int], words: list[str]) -> None:
+    rank = Rank(ring_size=40)
+    rank.watch.rank = number
+    rank.train(calls_per_step)
+    (note,) = rank.notes
+    assert all(word in note for word in words)
+    assert rank.watch.facts == {}
 
 
-@pytest.mark.parametrize("room", [None, 0, 40])  # no recorder; switched off; on, and without an entry
-def test_a_recorder_that_is_off_is_told_so(room: int | None) -> None:
-    rank = Rank(40)
+@pytest.mark.parametrize(
+    "capacity, words",
+    [(None, "flight recorder"), (0, "TORCH_FR_BUFFER_SIZE=2000"), (40, "TORCH_FR_BUFFER_SIZE=2000")],
+    ids=["no recorder", "switched off", "on, and without an entry"],
+)
+def test_a_note_names_what_the_recorder_lacks(capacity: int | None, words: str) -> None:
+    rank = Rank(ring_size=40)
     rank.watch.rank = 0
-    if room is None:
+    if capacity is None:
         rank.watch = RanksWatch(None, 0)
-        rank.watch.guard = Guard("", rank.told.append)
+        rank.watch.guard = Guard("", rank.notes.append)
     else:
-        rank.arrivals.capacity = room
+        rank.arrivals.capacity = capacity
         rank.arrivals.dump = list
     rank.train([5] * 6)
-    (told,) = rank.told
-    assert ("flight recorder" if room is None else "TORCH_FR_BUFFER_SIZE=2000") in told
+    (note,) = rank.notes
+    assert words in note
     assert rank.watch.facts == {}
 
 
 class Wrapped(DistributedDataParallel):
-    """Says what its ``buckets`` are, and is in no group."""
+    """Reports so many ``buckets``, and is in no group."""
 
     def __init__(self, buckets: int) -> None:
         torch.nn.Module.__init__(self)
-        self.find_unused_parameters = True  # which it says with one more collective
+        self.find_unused_parameters = True  # which costs one more collective
         setattr(self, DDP_FACTS.name, lambda: {"bucket_sizes": ", ".join(["4"] * buckets)})
 
 
-def test_a_module_that_calls_collectives_of_its_own_amid_backward_makes_the_waiting_unknown() -> None:
-    """Ten in each step, all amid its backward; without them DDP has one for each bucket."""
-    for buckets, known in ((9, True), (8, False)):
-        rank, wrapped = Rank(400), Wrapped(buckets)
-        rank.watch.rank, rank.watch.wrapped_module = 0, lambda wrapped=wrapped: wrapped  # type: ignore[misc]
-        rank.train([10] * 8)
-        assert bool(rank.watch.facts) is known
-        assert len(rank.told) == (not known)
+@pytest.mark.parametrize("buckets, is_known, notes", [(9, True, 0), (8, False, 1)])
+def test_collectives_beside_those_of_ddp_make_the_waiting_unknown(buckets: int, is_known: bool, notes: int) -> None:
+    """Each step has ten, all amid backward. DDP makes one for each bucket, and one for unused parameters."""
+    rank = Rank(ring_size=400)
+    rank.watch.rank = 0
+    rank.watch.wrapped_module = lambda: Wrapped(buckets)
+    rank.train([10] * 8)
+    assert bool(rank.watch.facts) is is_known
+    assert len(rank.notes) == notes
 
 
 HOST_NS, DEVICE_NS = 1_000_000, 4_000_000
@@ -183,11 +188,14 @@ class Waits:
 
 
 def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, list[str]]:
-    """Steps of 1 ms on the host and 4 ms on the device, with a collective in the middle of backward on the host."""
-    ring, told = Ring(1000), []
+    """Watch steps of 1 ms on the host and 4 ms on the device; return the watch and its notes.
+
+    A collective is called in the middle of backward on the host. In the k-th step it takes k quarters of 1 ms.
+    """
+    ring, notes = Ring(1000), []
     stream = cast("EventStream", Stream())
     watch = StreamRanksWatch(ring.arrivals(), 1, stream=stream, waits=cast("StreamWaits | None", waits))
-    watch.guard = Guard("who waits for whom", told.append)
+    watch.guard = Guard("who waits for whom", notes.append)
     ring.call(5)
     watch.begin("measure")
     watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))
@@ -205,26 +213,27 @@ def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, 
         watch.read_if_due(step)
         watch.keep("collectives", step, marks)
     watch.end("collectives")
-    return watch, told
+    return watch, notes
 
 
-def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
-    watch, told = watch_of(2)
+def test_marks_and_calls_have_times_of_the_stream() -> None:
+    watch, notes = watch_of(2)
     (timeline,) = watch.facts["timelines"]
-    assert told == []
+    assert notes == []
     assert timeline.steps.tolist() == [1, 2]
-    # The second step cannot begin on the stream before the first has ended there, at 4 ms.
-    assert timeline.host_ns.tolist() == [0, 1_000_000, 3_000_000, 3_000_000, 4_000_000, 6_000_000]
+    # The second step cannot begin on the stream before the first has ended there.
+    first_ms, second_ms = [0, 1, 3], [3, 4, 6]
+    assert (timeline.host_ns / 1e6).tolist() == first_ms + second_ms
     # Half of backward's own work, which is 2 ms less the collective, lies before it.
-    assert timeline.arrivals_ns.tolist()[-2:] == [1_875_000, 4_750_000]
-    assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
+    assert (timeline.arrivals_ns[-2:] / 1e6).tolist() == [1 + (2 - 0.25) / 2, 4 + (2 - 0.5) / 2]
+    assert (timeline.waited_ns[-2:] / 1e6).tolist() == [0.25, 0.5]
 
 
-def test_of_calls_on_another_stream_the_computing_ones_waits_hold_the_rank() -> None:
+def test_waits_of_the_computing_stream_hold_the_rank() -> None:
     waits = Waits()
-    watch, told = watch_of(STEPS, waits)
+    watch, notes = watch_of(STEPS, waits)
     (timeline,) = watch.facts["timelines"]
-    assert told == []
+    assert notes == []
     assert not waits.running
     held = [(c.group, c.number, c.name) for c in timeline.collectives if c.name != "gloo:all_reduce"]
     assert held == [(f"streams, step {step}", 0, "wait_event") for step in range(1, STEPS + 1)]

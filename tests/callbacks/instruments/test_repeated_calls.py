@@ -26,7 +26,7 @@ def test_only_the_same_inputs_of_one_module_in_one_step_are_a_repetition() -> No
     assert not any(calls.add(module, (torch.ones(2),), {}) for _ in range(3))
 
 
-def test_after_a_step_of_its_optimizer_a_module_computes_something_else() -> None:
+def test_calls_before_and_after_an_optimizer_step_are_no_repetition() -> None:
     """As a generator, that is trained between two calls on the same noise."""
     calls = CallsOfStep()
     module, other_module = nn.Linear(2, 2), nn.Linear(2, 2)

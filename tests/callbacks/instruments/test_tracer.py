@@ -35,7 +35,10 @@ pytestmark = pytest.mark.usefixtures("counted_apart")
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
-    profiler, export = instruments(2, 3, memory=1, trace=TRACED), torch.profiler.profile.export_chrome_trace
+    profiler, export = (
+        instruments(warmup=2, measure=3, memory=1, trace=TRACED),
+        torch.profiler.profile.export_chrome_trace,
+    )
     exported: list[torch.profiler.profile] = []
     made: list[int] = []  # how many objects of events torch had then
     running: list[bool] = []
@@ -61,7 +64,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
     return profiler
 
 
-def test_what_is_written_is_one_trace_with_its_table(profiled: TrainingProfiler) -> None:
+def test_one_trace_and_its_table_are_written(profiled: TrainingProfiler) -> None:
     names = sorted(path.name for path in (profiled.folder / "trace").iterdir())
     assert names == ["rank0.kernels.json", "rank0.pt.trace.json.gz"]
     read = list(trace_events(profiled.folder / "trace" / "rank0.pt.trace.json.gz"))
@@ -108,8 +111,8 @@ def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) ->
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")
 def test_nsights_options_are_refused_without_cuda() -> None:
     names = ("nvtx", "cuda_profiler_range")
-    said = {name: refusal(ValueError, lambda name=name: TraceOptions(**{name: True})) for name in names}
-    assert_stored("callbacks/refused: for Nsight", said)
+    messages = {name: refusal(ValueError, lambda name=name: TraceOptions(**{name: True})) for name in names}
+    assert_stored("callbacks/refused: for Nsight", messages)
 
 
 class FullDisk(Callback):
@@ -127,7 +130,7 @@ class FullDisk(Callback):
 
 
 def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Path) -> None:
-    profiler, disk = instruments(1, 3, trace=TRACED), FullDisk()
+    profiler, disk = instruments(warmup=1, measure=3, trace=TRACED), FullDisk()
     try:
         trainer_with([disk, profiler], tmp_path).fit(BoringModel())
     finally:
@@ -138,9 +141,9 @@ def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ends_after, traced", [(4, None), (5, 1)])
-def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(ends_after: int, traced: int | None, tmp_path: Path):
+def test_a_run_that_ends_early_has_the_steps_traced_so_far(ends_after: int, traced: int | None, tmp_path: Path):
     """After 3 steps tracing begins: one to warm up, and two."""
-    profiler = instruments(1, 2, trace=2)
+    profiler = instruments(warmup=1, measure=2, trace=2)
     trainer_with([profiler], tmp_path, max_steps=ends_after).fit(BoringModel())
     table = kernels_file(profiler.folder / "trace" / "rank0.pt.trace.json.gz")
     assert (read_kernels(table).steps if table.exists() else None) == traced
@@ -160,15 +163,12 @@ def test_the_profilers_range_spans_the_measured_steps(tmp_path: Path, monkeypatc
         def on_train_batch_start(self, *args: Any) -> None:
             seen.append("step")
 
-    profiler = instruments(2, 3, memory=1, trace=0)
+    profiler = instruments(warmup=2, measure=3, memory=1, trace=0)
     with monkeypatch.context() as with_cuda:
         with_cuda.setattr("torch.cuda.is_available", lambda: True)
         profiler._options = replace(profiler._options, trace=TraceOptions(steps=0, cuda_profiler_range=True))
     trainer_with([Steps(), profiler], tmp_path).fit(BoringModel())
     assert seen == ["step"] * 2 + ["wait", "start"] + ["step"] * 3 + ["stop"] + ["step"]
-
-
-# -- ranges nest: Perfetto drops one that overlaps another -------------------------------------------------------------
 
 
 class Perturbs(torch.optim.SGD):
@@ -229,7 +229,8 @@ def hooks_of_all_optimizers() -> tuple[int, int]:
 
 @pytest.mark.parametrize("optimizer, way", [(torch.optim.SGD, "manual with a closure"), (Perturbs, "automatic")])
 def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.Optimizer], way: str) -> None:
-    profiler, hooks_before = instruments(1, 2, trace=2), hooks_of_all_optimizers()
+    """Perfetto drops a range that overlaps another."""
+    profiler, hooks_before = instruments(warmup=1, measure=2, trace=2), hooks_of_all_optimizers()
     trainer_with([profiler], tmp_path, gradient_clip_val=None).fit(Steps(optimizer, way))
     assert hooks_of_all_optimizers() == hooks_before
     trace = profiler.folder / "trace" / "rank0.pt.trace.json.gz"
@@ -246,21 +247,19 @@ def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.O
         assert {phase for name, phase in seen if name == "aten::mul_"} == {"optimizer"}
 
 
-# -- somebody's own session of torch.profiler --------------------------------------------------------------------------
-
 CALLS = 5  # of ``aten::linear``, in a step
 
 
 def tracer_in(folder: Path) -> tuple[Tracer, list[str]]:
     """A tracer and what its guard reports."""
-    told: list[str] = []
+    notes: list[str] = []
     module = torch.nn.Linear(2, 2)
     tracer = Tracer(TraceOptions(steps=1), torch.device("cpu"), Timeline(), folder, 0, lambda: module)
-    tracer.guard = Guard("trace", told.append, tracer.discard)
-    return tracer, told
+    tracer.guard = Guard("trace", notes.append, tracer.discard)
+    return tracer, notes
 
 
-def work() -> None:
+def call_linear() -> None:
     layer = torch.nn.Linear(2, 2)
     for _ in range(CALLS):
         layer(torch.ones(1, 2))
@@ -269,7 +268,7 @@ def work() -> None:
 def traced_steps(tracer: Tracer, steps: int = 2) -> None:
     tracer.guard.run(tracer.start)
     for _ in range(steps):
-        work()
+        call_linear()
         tracer.guard.run(tracer.step)
     tracer.guard.run(tracer.result)
 
@@ -278,65 +277,65 @@ def linear_calls(theirs: Any) -> int:
     return sum(event.name == "aten::linear" for event in theirs.events())
 
 
-def of_the_user(**options: Any) -> torch.profiler.profile:
+def users_session(**options: Any) -> torch.profiler.profile:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True, **options)
 
 
-def test_a_session_that_the_user_began_keeps_going_also_after_a_trace_of_ours(tmp_path: Path) -> None:
+def test_a_session_of_the_user_prevents_our_trace(tmp_path: Path) -> None:
     """As in a program with several fits, and in a watched run that is traced more than once."""
-    with of_the_user() as over:
-        work()
-    tracer, told = tracer_in(tmp_path)
+    with users_session() as over:
+        call_linear()
+    tracer, notes = tracer_in(tmp_path)
     traced_steps(tracer)
-    assert told == []
+    assert notes == []
     assert tracer.path.exists()
     assert linear_calls(over) == CALLS
-    with of_the_user() as theirs:
-        work()
-        tracer, told = tracer_in(tmp_path)
+    with users_session() as theirs:
+        call_linear()
+        tracer, notes = tracer_in(tmp_path)
         traced_steps(tracer)
-        work()
+        call_linear()
     assert linear_calls(theirs) == 4 * CALLS
-    assert len(told) == 1
-    assert "trace left out" in told[0]
+    assert len(notes) == 1
+    assert "trace left out" in notes[0]
 
 
 def test_disabled_sessions_of_the_user_do_not_end_the_trace(tmp_path: Path) -> None:
     """Programs with a switch for torch's profiler have a disabled session around their loop, or in it."""
-    tracer, told = tracer_in(tmp_path)
+    tracer, notes = tracer_in(tmp_path)
     with torch.autograd.profiler.profile(enabled=False):
         tracer.guard.run(tracer.start)
         for _ in range(2):
             with torch.autograd.profiler.emit_itt(enabled=False), torch.autograd.profiler.emit_nvtx(enabled=False):
-                work()
+                call_linear()
             tracer.guard.run(tracer.step)
         tracer.guard.run(tracer.result)
-    assert told == []
+    assert notes == []
     assert tracer.path.exists()
 
 
 def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) -> None:
-    with of_the_user(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as theirs:
-        tracer, told = tracer_in(tmp_path)
+    with users_session(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as theirs:
+        tracer, notes = tracer_in(tmp_path)
         tracer.guard.run(tracer.start)
         for _ in range(4):
-            work()
+            call_linear()
             tracer.guard.run(tracer.step)
             theirs.step()
         tracer.guard.run(tracer.result)
     assert linear_calls(theirs) == 2 * CALLS
-    assert len(told) == 1
+    assert len(notes) == 1
 
 
 def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) -> None:
     """They use torch's profiler too, but prepare nothing."""
-    tracer, told = tracer_in(tmp_path)
+    tracer, notes = tracer_in(tmp_path)
     tracer.guard.run(tracer.start)
     tracer.guard.run(tracer.step)
     with torch.autograd.profiler.emit_itt():
-        work()
+        call_linear()
         assert torch.autograd._profiler_enabled()
-    assert len(told) == 1
+    assert len(notes) == 1
     assert not torch.autograd._profiler_enabled()
 
 
@@ -345,7 +344,7 @@ def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) 
 )
 def test_a_session_may_begin_in_a_hook_of_all_optimizers(register: Any, tmp_path: Path) -> None:
     """torch iterates over these hooks, so ours may not be removed there."""
-    theirs = of_the_user()
+    theirs = users_session()
 
     def begin_session(*arguments: Any) -> None:
         if not theirs.profiler:
@@ -356,15 +355,15 @@ def test_a_session_may_begin_in_a_hook_of_all_optimizers(register: Any, tmp_path
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.ones(1)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    tracer, told = tracer_in(tmp_path)
+    tracer, notes = tracer_in(tmp_path)
     with register(begin_session):  # before ours, so that torch goes on to ours after it
         tracer.guard.run(tracer.start)
         optimizer.step()
         optimizer.step()
-        work()
+        call_linear()
     theirs.stop()
     tracer.guard.undo()  # as at the end of the stage
     assert float(parameter.detach()) == -2
     assert linear_calls(theirs) == CALLS
-    assert len(told) == 1
+    assert len(notes) == 1
     assert [dict(each) for each in hooks] == before

@@ -39,7 +39,7 @@ class Ticking:
 
 
 def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
-    profiler = profiler or instruments(1, 3, memory=1, verb=verb)
+    profiler = profiler or instruments(warmup=1, measure=3, memory=1, verb=verb)
     data = FakeTokens(batch_size=BATCH, context_length=CONTEXT) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)
@@ -53,9 +53,7 @@ def on_paper(module: LanguageModel, backward: bool) -> float:
     """By the closed form, for one batch."""
     embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
     products = sum(p.numel() for p in module.parameters() if id(p) not in embeddings and p.ndim == 2)
-    forward = (
-        2 * products + 4 * 2 * 16 * CONTEXT
-    )  # 2 N + 4 L D T: PaLM, appendix B, of which 6 N + 12 L D T is the triple
+    forward = 2 * products + 4 * 2 * 16 * CONTEXT  # 2 N + 4 L D T, a third of PaLM's 6 N + 12 L D T (appendix B)
     return BATCH * CONTEXT * forward * (3 if backward else 1)
 
 
@@ -88,7 +86,7 @@ class OnlyOnce(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_step_is_counted_as_it_runs_whatever_its_batch_is(tmp_path: Path) -> None:
+def test_a_step_is_counted_while_it_runs(tmp_path: Path) -> None:
     record = run(OnlyOnce(), tmp_path)
     assert record.steps["memory"] == 1
     assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
@@ -102,14 +100,20 @@ def test_validation_after_each_step_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
+    """After 1 step of warm-up and 3 measured ones (batches 0 to 3), the memory stage has batches 4 to 6."""
+
     class Growing(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch.repeat(batch_idx, 1), batch_idx)
+            rows = batch.repeat(batch_idx, 1)
+            return super().training_step(rows, batch_idx)
 
-    record = run(Growing(), tmp_path, profiler=instruments(1, 3, memory=3))
+    record = run(Growing(), tmp_path, profiler=instruments(warmup=1, measure=3, memory=3))
     assert record.utilisation.flops.forward == (4 + 5 + 6) / 3 * BORING
-    without = run(BoringModel(), tmp_path, profiler=instruments(1, 3))  # a memory stage
-    assert (without.utilisation, without.notes) == (None, [])
+
+
+def test_without_a_memory_stage_the_work_is_unknown(tmp_path: Path) -> None:
+    record = run(BoringModel(), tmp_path, profiler=instruments(warmup=1, measure=3, memory=0))
+    assert (record.utilisation, record.notes) == (None, [])
 
 
 @torch.library.custom_op("lm_profiler_work_tests::product", mutates_args=())
@@ -123,7 +127,7 @@ class OfNoFormula(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_operator_of_unknown_work_makes_a_lower_bound_and_is_named(tmp_path: Path) -> None:
+def test_an_operator_of_unknown_work_makes_a_lower_bound(tmp_path: Path) -> None:
     record = run(OfNoFormula(), tmp_path)
     assert record.utilisation.flops.uncounted == ["lm_profiler_work_tests::product"]
     assert record.utilisation.flops.forward == BORING
@@ -166,19 +170,16 @@ def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path) -> None
     assert note.endswith("KeyError: 'mine'")
 
 
-# -- compiled steps ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
 @pytest.mark.parametrize("make", [partial(Compiled, "aot_eager"), CompiledOutside], ids=["traced", "not at all"])
-def test_a_compiled_step_is_counted_elsewhere_and_not_compiled_again(make: Any, tmp_path: Path) -> None:
+def test_a_compiled_step_is_counted_in_another_process(make: Any, tmp_path: Path) -> None:
     alone = make()
     before = recompilations()
     trainer_with([], tmp_path, max_steps=6).fit(alone)
     graphs = recompilations() - before
     torch._dynamo.reset()
     module = make()
-    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+    profiler = instruments(warmup=1, measure=2, memory=1, stop_when_done=False)
     before = recompilations()
     trainer_with([profiler], tmp_path, max_steps=6).fit(module)
     assert recompilations() - before == graphs
@@ -190,7 +191,7 @@ def test_a_compiled_step_is_counted_elsewhere_and_not_compiled_again(make: Any, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path) -> None:
+def test_a_compiled_step_that_needs_values_is_unknown(tmp_path: Path) -> None:
     module = CompiledWithValues()
     record = run(module, tmp_path)
     assert record.utilisation is None

@@ -32,7 +32,7 @@ IDS = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2
         (torch.ones(3), None),
     ],
 )
-def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> None:
+def test_tokens_are_counted_in_input_ids(batch: Any, tokens: int | None) -> None:
     count = Tokens(torch.nn.Linear(1, 1))
     assert [count(batch), count(batch)] == [tokens, tokens]
 
@@ -55,7 +55,7 @@ def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> 
         ([torch.ones(4), "words"], True, None),
     ],
 )
-def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, combined: bool, samples: int | None) -> None:
+def test_samples_are_known_only_from_the_batch(batch: Any, combined: bool, samples: int | None) -> None:
     assert Samples(combined)(batch) == samples
 
 
@@ -69,7 +69,7 @@ def test_a_kind_of_batch_that_first_appears_later_counts() -> None:
 
 
 def test_time_first_batches_count_their_samples() -> None:
-    """``pad_sequence`` puts time first if not told otherwise; the loader's batch size tells which is which."""
+    """``pad_sequence`` puts time first by default; the loader's batch size shows which dimension is which."""
     padded = pad_sequence([torch.ones(length, 3) for length in (5, 9, 7)])
     count = Samples(combined=False, batch_size=3)
     assert [count([padded, padded[..., 0]]), count([padded[:6], padded[:6, :, 0]])] == [3, 3]
@@ -78,12 +78,12 @@ def test_time_first_batches_count_their_samples() -> None:
 
 
 def run(module: Any, folder: Path, **options: Any) -> RunRecord:
-    profiler = instruments(1, 3)
+    profiler = instruments(warmup=1, measure=3)
     trainer_with([profiler], folder).fit(module, **options)
     return read_run(profiler.folder)
 
 
-def test_a_run_tells_tokens_and_all_samples_of_several_loaders(tmp_path: Path) -> None:
+def test_a_run_counts_samples_of_several_loaders(tmp_path: Path) -> None:
     class Both(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(torch.cat([batch["a"], batch["b"]]), batch_idx)
@@ -96,14 +96,12 @@ def test_a_run_tells_tokens_and_all_samples_of_several_loaders(tmp_path: Path) -
 
     rate = run(Both(), tmp_path).throughput
     assert rate.samples_per_step == 7
-    rate = run(Masked(), tmp_path).throughput  # of tokens, without being told how
+    rate = run(Masked(), tmp_path).throughput  # of tokens, which the batch itself shows
     assert rate.tokens_per_step == 2 * Masked.tokens
 
 
 @pytest.mark.parametrize("given", [None, -1])
-def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
-    given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_that_become_unknown_are_unknown(given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Unsure(BoringModel):
         batches = 0
 

@@ -31,8 +31,8 @@ AUTOMATIC = MANUAL | {"clip"}
         (BoringModel, "predict", EVALUATED),
     ],
 )
-def test_every_verb_is_measured_phase_by_phase_and_ended(make: Any, verb: Verb, marked: set[str], tmp_path: Path):
-    profiler = instruments(1, 3, memory=1, trace=1, actions=3, verb=verb)
+def test_every_verb_is_measured_phase_by_phase(make: Any, verb: Verb, marked: set[str], tmp_path: Path):
+    profiler = instruments(warmup=1, measure=3, memory=1, trace=1, actions=3, verb=verb)
     trainer: Any = trainer_with([profiler], tmp_path, make=pl.Trainer)
     before = trainer.profiler
     getattr(trainer, verb)(make(), datamodule=BoringDataModule())
@@ -58,14 +58,14 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(tmp_path: Path, m
             now[0] += 2_000_000
             super().backward(loss)
 
-    profiler = instruments(1, 3)
+    profiler = instruments(warmup=1, measure=3)
     trainer_with([Hook(), profiler], tmp_path, make=pl.Trainer).fit(Module())
     record = read_run(profiler.folder)
     assert record.time["backward"].median == pytest.approx(2e-3)
     assert record.time["other"].median == pytest.approx(8e-3)
 
 
-def test_its_methods_and_its_signals_are_known() -> None:
+def test_methods_and_signals_of_its_trainer_are_known() -> None:
     module = pl.LightningModule()
     assert not overrides(module, "train_dataloader")
     module.train_dataloader = list  # as many notebooks set it on the module itself

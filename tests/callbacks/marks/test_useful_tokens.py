@@ -70,7 +70,7 @@ def test_labels_in_a_tuple_are_known_by_the_label_that_is_ignored() -> None:
     assert counts.take() == TokenUse(12, 30, None, 15)
 
 
-def test_a_mask_on_a_device_is_never_read_and_the_one_before_its_transfer_counts() -> None:
+def test_a_mask_is_read_before_its_transfer() -> None:
     counts = UsefulTokens()
     moved = {"input_ids": IDS.to("meta"), "attention_mask": MASK.to("meta")}
     counts.add(moved, None)
@@ -87,7 +87,7 @@ def test_a_mask_on_a_device_is_never_read_and_the_one_before_its_transfer_counts
     assert counts.take() == TokenUse()
 
 
-def test_an_odd_batch_makes_useful_tokens_unknown_and_hurts_nothing_else() -> None:
+def test_an_odd_batch_makes_useful_tokens_unknown() -> None:
     reports: list[str] = []
     counts = BatchCounts(report=reports.append)
     hostile = {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.zeros(0, 0, dtype=torch.long)}
@@ -108,10 +108,10 @@ class Padded(LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-3)
 
 
-def test_a_run_reports_tokens_and_useful_tokens(tmp_path: Path) -> None:
+def test_a_run_has_tokens_and_useful_tokens(tmp_path: Path) -> None:
     lengths = [[5, 3], [8, 8], [2, 1], [7, 2], [4, 4], [6, 3]]
     batches = [{"input_ids": IDS[:2], "attention_mask": padded(pair)} for pair in lengths]
-    profiler = instruments(1, 4)
+    profiler = instruments(warmup=1, measure=4)
     trainer_with([profiler], tmp_path, max_steps=6).fit(Padded(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     record = read_run(profiler.folder)
     used = lengths[1 + record.stretch.start : 1 + (record.stretch.stop or 4)]

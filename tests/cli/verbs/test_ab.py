@@ -42,14 +42,16 @@ class Runs:
         return summed_up(self.folder / f"{side}_{len(self.order)}", scale)
 
 
-def test_sides_take_turns_until_it_is_clear_or_the_budget_ends(tmp_path: Path) -> None:
+def test_sides_take_turns_until_the_result_is_clear(tmp_path: Path) -> None:
     runs = Runs(tmp_path, ratio=1.5, spread=0.01)
     pairs = ab.run_in_turns(runs, 600.0, lambda: runs.now_s)
     assert runs.order == "baabbaab"
     interval = pairs.decision().interval
     assert interval.low < 1.5 < interval.high
     assert change_word(interval) == "SLOWER"
-    # Budget ends it but for the first two pairs.
+
+
+def test_the_budget_ends_the_comparison(tmp_path: Path) -> None:
     for budget_s, pairs in ((1.0, 2), (105.0, 5)):
         runs = Runs(tmp_path / f"{budget_s}", ratio=1.02, spread=0.05)
         found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
@@ -85,7 +87,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return git
 
 
-def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
+def test_the_repository_is_checked_out_elsewhere(
     repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path / "inner")
@@ -114,11 +116,11 @@ def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
 )
 def test_refused_in_a_line(words: list[str], repository: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     assert main(["ab", *words]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if "uncommitted" not in line]
-    assert len(said) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "uncommitted" not in line]
+    assert len(lines) == 1
 
 
-def test_run_that_fails_ends_it_with_its_last_line(
+def test_a_failing_run_ends_it(
     repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(call: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -130,16 +132,16 @@ def test_run_that_fails_ends_it_with_its_last_line(
     assert "first; no train.py\n" in capsys.readouterr().err
 
 
-def test_without_a_run_the_one_before_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
     left_none = subprocess.CompletedProcess([], 1, "", "no disk\nno run\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: left_none)
     call = ["run", "--", "python", "train.py"]
-    told = refusal(ab._RunFailed, lambda: ab._run(call, [], tmp_path, tmp_path / "logs/a"))
-    assert_stored("cli/ab", {"no run is left": told}, here=tmp_path)
+    message = refusal(ab._RunFailed, lambda: ab._run(call, [], tmp_path, tmp_path / "logs/a"))
+    assert_stored("cli/ab", {"no run is left": message}, here=tmp_path)
 
 
-def test_what_is_not_clear_says_how_many_pairs_would_make_it_so() -> None:
+def test_an_unclear_result_names_the_pairs_needed() -> None:
     apart, alike = RatioInterval(1.03, 1.03 / 1.06, 1.03 * 1.06), RatioInterval(1.001, 1.001 / 1.02, 1.001 * 1.02)
     assert ab.pairs_needed(apart, 4) == 16  # the half width, 5.8 %, has to become 3 %
     assert ab.pairs_needed(alike, 24) == 117  # 24 · (1.980 / 0.900)² = 116.2: it has to become 0.9 %
@@ -172,10 +174,10 @@ def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Pa
     assert os.path.relpath("/elsewhere", tree) in seen["path"]  # what is not the repository's stays where it is
 
 
-def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -> None:
+def test_equal_trees_are_seldom_called_different() -> None:
     """Processes differ by 3 to 10 %, as on hosted runners, and 5 % is assumed, in 400 series each."""
 
-    def said(ratio: float, noise: float, seed: int) -> str:
+    def verdict_of(ratio: float, noise: float, seed: int) -> str:
         rng = np.random.default_rng(seed)
         a, b = np.exp(noise * rng.standard_normal((2, ab.AB_LOOKS[-1]))) * [[1.0], [ratio]]
         for look in ab.AB_LOOKS:
@@ -186,8 +188,8 @@ def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -
         return "UNCLEAR"
 
     for noise, slower in ((0.03, 1.05), (0.05, 1.1), (0.1, 1.2)):
-        assert sum(said(1.0, noise, seed) in ("FASTER", "SLOWER") for seed in range(400)) <= 20
-        assert sum(said(slower, noise, seed) == "SLOWER" for seed in range(400)) >= 360
+        assert sum(verdict_of(1.0, noise, seed) in ("FASTER", "SLOWER") for seed in range(400)) <= 20
+        assert sum(verdict_of(slower, noise, seed) == "SLOWER" for seed in range(400)) >= 360
 
 
 def busy_pairs(rng: np.random.Generator, scale: float, pairs: int) -> tuple[list[Entry], list[Entry]]:
@@ -205,7 +207,7 @@ def busy_pairs(rng: np.random.Generator, scale: float, pairs: int) -> tuple[list
     return sides
 
 
-def said_of_busy_pairs(scale: float, tries: int) -> list[str]:
+def verdicts_of_busy_pairs(scale: float, tries: int) -> list[str]:
     words = []
     for seed in range(tries):
         a, b = busy_pairs(np.random.default_rng(seed), scale, 12)
@@ -217,9 +219,9 @@ def said_of_busy_pairs(scale: float, tries: int) -> list[str]:
     return words
 
 
-def test_on_a_machine_whose_cores_are_taken_one_more_layer_is_found_and_equal_trees_are_seldom_called_different():
-    assert said_of_busy_pairs(1.12, 10).count("SLOWER") >= 8
-    words = said_of_busy_pairs(1.0, 10)
+def test_on_a_busy_machine_one_more_layer_is_found():
+    assert verdicts_of_busy_pairs(1.12, 10).count("SLOWER") >= 8
+    words = verdicts_of_busy_pairs(1.0, 10)
     assert words.count("FASTER") + words.count("SLOWER") <= 1
 
 
@@ -243,7 +245,7 @@ def test_equal_trees_are_the_same_within_a_bound_that_can_be_reached(noise: floa
         ("fit\n  --config demo\n", ["fit", "--config", "demo"]),
     ],
 )
-def test_the_actions_step_calls_it_with_the_words_as_they_are(tmp_path: Path, call: str, words: list[str]) -> None:
+def test_the_github_action_passes_words_unchanged(tmp_path: Path, call: str, words: list[str]) -> None:
     """The step's own script; a package of the same name stands in, and writes its arguments down."""
     action = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text(encoding="utf-8"))
     [step] = action["runs"]["steps"]

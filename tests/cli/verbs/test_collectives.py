@@ -11,7 +11,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.surroundings import warn_of_shared_cores
 
 
-def test_every_collective_is_timed_checked_and_drawn(tmp_path: Path) -> None:
+def test_every_collective_is_timed(tmp_path: Path) -> None:
     table, picture = tmp_path / "collectives.json", tmp_path / "bandwidth.svg"
     options = ["--sizes", "10KB", "0.1MB", "--repeats", "6", f"--output={table}", f"--plot={picture}"]
     assert main(["collectives", *options]) == 0
@@ -47,16 +47,16 @@ def test_a_wrong_call_is_refused_in_a_line(options: list[str], subject: str, cap
 
 def test_a_port_that_is_taken_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     with socket.create_server(("localhost", 0)) as taken:
-        port, said = str(taken.getsockname()[1]), {}
+        port, messages = str(taken.getsockname()[1]), {}
         monkeypatch.setenv("MASTER_PORT", port)
         for call in (["collectives", "--sizes", "1KB"], ["fit", "--trainer.accelerator=cpu", "--trainer.devices=2"]):
             assert main(call) == 2
             (line,) = capfd.readouterr().err.splitlines()
-            said[call[0]] = line.replace(port, "PORT")
-    assert_stored("cli/ranks: taken port", said)
+            messages[call[0]] = line.replace(port, "PORT")
+    assert_stored("cli/ranks: taken port", messages)
 
 
-def test_more_processes_than_cores_are_told_and_no_others(capfd: pytest.CaptureFixture[str]) -> None:
+def test_more_processes_than_cores_are_noted(capfd: pytest.CaptureFixture[str]) -> None:
     for count in (2, 3):
         warn_of_shared_cores(count, 2, "the step")
     (line,) = capfd.readouterr().err.splitlines()

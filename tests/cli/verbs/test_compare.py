@@ -31,7 +31,7 @@ def pair(tmp_path: Path) -> tuple[str, str]:
     return write_run(tmp_path / "before"), write_run(tmp_path / "after", 1.2)
 
 
-def test_what_differs_comes_first_then_the_table_then_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_differences_are_printed_before_table_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     math = {**CONFIG, "model": {"class_path": "LM", "init_args": {"attention": "math"}}}
     run([write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.2, config=math)])
     lines = capsys.readouterr().out.splitlines()
@@ -59,7 +59,7 @@ def _printed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_runs_go_by_folder_or_name_and_unlike_ones_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_are_named_by_folder_or_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     a = [write_run(tmp_path / "a" / f"version_{i}", scale) for i, scale in enumerate((1.0, 1.02))]
     b = [write_run(tmp_path / "b" / f"version_{i}", scale) for i, scale in enumerate((1.1, 1.12))]
     by_folder = _printed(capsys, [str(tmp_path / "a"), str(tmp_path / "b")])
@@ -73,7 +73,7 @@ def test_runs_go_by_folder_or_name_and_unlike_ones_are_refused(tmp_path: Path, c
     assert "  parameters: 1000 → 2000" in capsys.readouterr().out
 
 
-def test_a_wrong_call_is_told_as_stored(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_wrong_calls_are_refused(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     a, b = pair
     (tmp_path / "empty").mkdir()
     calls = [
@@ -103,13 +103,13 @@ def test_a_file_gets_what_the_terminal_would(pair: tuple[str, str], tmp_path: Pa
     assert [row["verdict"] for row in found["memory"]] == ["SAME", "UNCLEAR"]
 
 
-def test_what_selftest_has_shown_of_the_machine_decides_and_the_verdict_names_it(
+def test_the_spread_found_by_selftest_decides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.1), "--format", "json"]
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
-    save_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
+    save_spread(ENVIRONMENT, ProcessSpread(std=0.005, freedom=16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
     assert json.loads(_printed(capsys, [*sides, "--spread=0.05"]))["step"]["verdict"] == "UNCLEAR"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
@@ -117,13 +117,13 @@ def test_what_selftest_has_shown_of_the_machine_decides_and_the_verdict_names_it
     assert "3.0% (std), set with --spread" in _printed(capsys, [*pair, "--spread=0.03"])
 
 
-def test_the_exit_code_is_what_is_asked_for_and_bounds_reach_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_exit_codes_follow_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.05)]
     assert main(["compare", *sides, "--fail_on", "slower"]) == 0
     assert main(["compare", *sides, "--fail_on", "unclear"]) == 1
     assert main(["compare", *sides, "--fail_on", "unclear", "--spread=0.001"]) == 1  # slower
     assert main(["compare", sides[1], sides[0], "--fail_on", "unclear", "--spread=0.001"]) == 0  # faster
-    # Same is reached with a bound and says it.
+    # With a bound, SAME can be reached, and the verdict names the bound.
     sides = [sides[0], write_run(tmp_path / "c", 1.001), "--spread=0.01"]
     assert "SAME: step time" in _printed(capsys, sides)
     assert "any difference is below" in _printed(capsys, sides)

@@ -1,4 +1,4 @@
-"""Whatever damage is done to one run's files, a report tells it and shows the other runs: no traceback, ever."""
+"""Whatever damage is done to one run's files, it is reported and the other runs are shown, without a traceback."""
 
 import gzip
 import json
@@ -171,15 +171,14 @@ def same_kind(value: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of sums beyond what a float holds
 @pytest.mark.parametrize("name, options, rounds", [(EVIDENCE_FILE, ["--again"], 40), (STATUS, [], 80)])
-def test_odd_evidence_and_an_odd_status_are_shown_or_told(logs: Path, name: str, options: list[str], rounds: int):
+def test_odd_evidence_is_shown_or_reported(logs: Path, name: str, options: list[str], rounds: int):
     folder = logs / "middle"
     record = read_run(folder)
     shared = {field: getattr(record, field) for field in Evidence.__dataclass_fields__ if hasattr(record, field)}
     write_evidence(folder, Evidence(**{**shared, "rows": read_rows(folder)}))
     ledger = {"step: forward": 5.0, "validation": 2.0}
-    WatchStatus(began_s=1e9, written_s=1e9 + 10, steps=40, ledger=ledger, wall_s=10.0, silent={1: 1e9}).write(
-        folder / STATUS
-    )
+    status = WatchStatus(began_s=1e9, written_s=1e9 + 10, steps=40, ledger=ledger, wall_s=10.0, silent={1: 1e9})
+    status.write(folder / STATUS)
     pack, unpack = (gzip.compress, gzip.decompress) if name.endswith(".gz") else (bytes, bytes)
     whole = json.loads(unpack((folder / name).read_bytes()))
     for round_ in range(rounds):
@@ -215,7 +214,7 @@ def test_values_that_ended_a_report(logs: Path, way: tuple[str, ...], value: Any
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_damaged_counts_and_lines_are_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_counts_and_lines_are_reported(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = logs / "middle" / "trace" / "rank0.kernels.json"
     path.write_text(path.read_text().replace('"steps": 2', '"steps": 0'))
     assert main(["report", str(logs), "--kernels"]) == 0
@@ -232,7 +231,7 @@ def test_damaged_counts_and_lines_are_told(logs: Path, capsys: pytest.CaptureFix
     "whole, damaged",
     [('"forward": {', '"fosward": {'), ('"busy_s": 0.6,\n   "idle_s": 0.4', '"busy_s": 0,\n   "idle_s": 0')],
 )
-def test_kernels_without_phase_time_are_told(logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]):
+def test_kernels_without_phase_time_are_named(logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]):
     path = logs / "middle" / "trace" / "rank0.kernels.json"
     assert whole in path.read_text()
     path.write_text(path.read_text().replace(whole, damaged))

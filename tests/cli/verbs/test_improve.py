@@ -59,18 +59,15 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_told_as_stored_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_calls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     assert_refused_as_stored("cli/improve", REFUSED, capsys)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_setting_that_is_written_down_is_the_first_one_with_its_changes(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(
-        "model: {size: small}\ndata: {batch_size: 4}\nstages: {measure_steps: 7}\nname: x\n"
-    )
+def test_the_written_setting_is_the_first_with_the_winners(tmp_path: Path) -> None:
+    base = "model: {size: small}\ndata: {batch_size: 4}\nstages: {measure_steps: 7}\nname: x\n"
+    (tmp_path / "base.yaml").write_text(base)
     call = ["fit", f"--config={tmp_path}/base.yaml", "--model.num_layers=2", "--trainer.max_steps=9"]
     changes = {"model.compile": "true", "data.batch_size": "2", "trainer.precision": "bf16-mixed"}
     text = config_text(made_improve(options=changes, command="improve\nit"), call)
@@ -84,7 +81,7 @@ def test_the_setting_that_is_written_down_is_the_first_one_with_its_changes(tmp_
     assert Call(["fit", f"--config={tmp_path}/improved.yaml"]).content == yaml.safe_load(text)
 
 
-def test_what_is_printed_ends_with_the_folder_of_the_last_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_output_ends_with_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with SweepFolder(tmp_path / "it", made_plan("it", "", [], {}, [])) as folder:
         for record, is_better in ((made_improve(), True), (nothing_helped(), False)):
             assert improve._print_end(folder, record, ["fit"]) == 0
@@ -92,47 +89,48 @@ def test_what_is_printed_ends_with_the_folder_of_the_last_call(tmp_path: Path, c
             assert (folder.path / IMPROVED_CONFIG).exists() == is_better
 
 
-def test_a_search_without_time_for_its_first_run_says_so(tmp_path: Path) -> None:
-    def said(*call: str) -> tuple[int, str, str]:
+def test_a_search_may_end_before_its_first_change(tmp_path: Path) -> None:
+    def run_call(*call: str) -> tuple[int, str, str]:
         done = warm.run("-m", "lm_profiler", *call, folder=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     (tmp_path / "own_module.py").write_text(OWN)
     steps = ("--stages.warmup_steps=1", "--stages.measure_steps=6", "--trace.steps=0", "--actions.steps=0")
     call = ["improve", "--model=own_module.Own", "--trainer.accelerator=cpu", *steps, "--name=it"]
-    code, out, told = said(*call, "--try.model.wdth=8")
+    code, out, err = run_call(*call, "--try.model.wdth=8")
     assert (code, out) == (2, "")
-    assert_stored("cli/refused: improve", {"wdth": told})
+    assert_stored("cli/refused: improve", {"wdth": err})
     assert not (tmp_path / "logs").exists()
 
-    code, _, told = said(*call, "--torch.compile_mode=fastest", "--torch.compile=true")  # what is told when it is built
+    code, _, err = run_call(*call, "--torch.compile_mode=fastest", "--torch.compile=true")  # refused when it is built
     assert code == 2
-    assert "torch.compile_mode:" in told
+    assert "torch.compile_mode:" in err
     assert not (tmp_path / "logs").exists()
 
     call += ["--try.model.width=8", "--budget=0.1s"]
-    code, out, _ = said(*call, "--format=json")
+    code, out, _ = run_call(*call, "--format=json")
     assert code == 0
     record = read_improve(tmp_path / "logs" / "it")
     assert (record.ended, record.options, record.final) == ("budget", {}, None)
     assert json.loads(out) == json.loads((tmp_path / "logs" / "it" / IMPROVE_FILE).read_text())  # and nothing else
-    code, _, told = said(*call, "--model.width=3")
+    code, _, err = run_call(*call, "--model.width=3")
     assert code == 2
-    assert "logs/it," in told
-    code, out, _ = said("report", "logs/it")
+    assert "logs/it," in err
+    code, out, _ = run_call("report", "logs/it")
     assert code == 0
     assert "within the" in out
 
 
-def test_the_least_budget_is_enough_for_a_proof_and_one_run_less_is_not() -> None:
+def test_the_smallest_budget_is_enough_for_a_proof() -> None:
     def tried(runs: float) -> int:
         options = set[bool]()
 
         def time(changes: Mapping[str, str], number: int) -> TimedRun:
             options.add(bool(changes))
-            return TimedRun(0.5 if changes else 1.0, 1.0)
+            return TimedRun(0.5 if changes else 1.0, took_s=1.0)
 
-        Searcher([Candidate("a", {"a": "1"}, "a")], runs, time, lambda compared: NumericsCheck(True)).improve()
+        searcher = Searcher([Candidate("a", {"a": "1"}, "a")], runs, time, lambda _: NumericsCheck(is_tolerated=True))
+        searcher.improve()
         return len(options) - 1
 
     assert (tried(FEWEST_RUNS), tried(FEWEST_RUNS - 1)) == (1, 0)

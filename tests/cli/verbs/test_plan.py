@@ -17,7 +17,7 @@ from lm_profiler.models.config import preset
 from lm_profiler.usage_error import UsageError
 
 
-def test_what_does_not_fit_is_told_with_rehearsed_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]):
+def test_a_run_that_does_not_fit_has_rehearsed_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]):
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("42.0 GiB" in line and "46.7 GiB" in line and "23.5 GiB" in line for line in lines)
@@ -31,42 +31,46 @@ def test_what_does_not_fit_is_told_with_rehearsed_remedies(formula: Formula, cap
         "data.batch_size=2": ("20.0", False),
     }
     assert tried["trainer.precision=bf16-mixed"][2] == "6.061"  # ms: 10^12 at 165 TFLOP/s
-    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in formula.asked
+    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in formula.rehearsals
 
 
-def test_modules_are_found_as_by_fit_and_what_nobody_can_tell_is_called_so(
-    formula: Formula, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("formula")
+def test_modules_are_found_as_by_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A script's path has not the folder in which it is called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     plan.run(plan.Options(device="A30", options=["--data.batch_size=1"]))
     assert str(tmp_path) in sys.path
-    # What nobody can tell is called so and fit would run it.
+
+
+@pytest.mark.usefixtures("formula")
+def test_a_run_that_may_fit_is_reported_so(capsys: pytest.CaptureFixture[str]) -> None:
     for size, code, word in (("46.7GiB", 0, "fits"), ("46.6GiB", 0, "may not fit"), ("41.9GiB", 1, "does not fit")):
         assert plan.run(plan.Options(memory=size)) == code
-        said = capsys.readouterr().out
-        assert f"46.7 GiB, {word}" in said
-        assert ("need less" in said) == (word != "fits")
-    # Why a run cannot be planned is said once.
+        printed = capsys.readouterr().out
+        assert f"46.7 GiB, {word}" in printed
+        assert ("need less" in printed) == (word != "fits")
+
+
+def test_the_reason_of_a_missing_plan_is_printed_once(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
     formula.refused = Unplanned("values (mine.py, line 3)")
     assert plan.run(plan.Options(device="H200")) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
     assert line.endswith("(mine.py, line 3)")
     formula.refused = Unplanned("model.size: expected xl", is_wrong_call=True)
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))
 
 
-def test_what_fits_has_no_remedies_and_else_all_is_tried_at_once(formula: Formula, capsys: pytest.CaptureFixture[str]):
+def test_only_a_run_that_does_not_fit_has_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]):
     assert plan.run(plan.Options(device="H200", memory="60GiB")) == 0
-    assert [what for *_, what in formula.asked] == ["batch", "context"]
+    assert [what for *_, what in formula.rehearsals] == ["batch", "context"]
     assert "with" not in capsys.readouterr().out.splitlines()[-1].split()
     assert plan.run(plan.Options(memory="16GiB")) == 1
     assert "none of" in capsys.readouterr().out
-    assert formula.asked[-1][0] == [
+    assert formula.rehearsals[-1][0] == [
         *("--trainer.precision=bf16-true", "--data.batch_size=1", "--trainer.accumulate_grad_batches=8")
     ]
 
@@ -81,16 +85,16 @@ def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
 NO_SIZES = ["0GiB", "8GX", "-8GiB", "GiB", "1e400GiB", "80", "inf", "nan", "99999999TB", "9" * 400 + "GiB", "0.0001kB"]
 
 
-def test_what_is_no_size_or_device_is_refused() -> None:
+def test_wrong_sizes_and_devices_are_refused() -> None:
     options = [plan.Options(memory=text) for text in NO_SIZES]
-    said = {of.memory[:20]: refusal(UsageError, partial(plan.run, of)) for of in options if of.memory}
-    assert_stored("cli/plan: no size", said)
+    messages = {of.memory[:20]: refusal(UsageError, partial(plan.run, of)) for of in options if of.memory}
+    assert_stored("cli/plan: no size", messages)
     with pytest.raises(UsageError, match="did you mean H100") as error:
         plan.run(plan.Options(device="H10O"))
     assert "\n" not in str(error.value)
 
 
-def test_too_large_weights_get_the_table_the_alternatives_and_the_smallest_gpu(capsys: pytest.CaptureFixture[str]):
+def test_too_large_weights_have_alternatives(capsys: pytest.CaptureFixture[str]):
     """A model of 2 million parameters on a device that holds half of its weights."""
     model = [
         "--model.size=small",
@@ -102,12 +106,12 @@ def test_too_large_weights_get_the_table_the_alternatives_and_the_smallest_gpu(c
     weights_bytes = 4 * preset("small", d_model=128, num_heads=4, num_layers=2).num_parameters()
     options = plan.Options(memory=f"{weights_bytes // 2 // 1000}kB", options=model)
     assert plan.run(options) == 1
-    said = capsys.readouterr().out
-    assert "optimizer" in said
-    assert "does not fit" in said
-    assert "the smallest GPU that fits: " in said
-    assert "not even a batch of 1" in said
-    assert "--trainer.precision=bf16-true" in said
+    printed = capsys.readouterr().out
+    assert "optimizer" in printed
+    assert "does not fit" in printed
+    assert "the smallest GPU that fits: " in printed
+    assert "not even a batch of 1" in printed
+    assert "--trainer.precision=bf16-true" in printed
 
 
 @pytest.mark.parametrize("needs_gib, name", [(23.0, "NVIDIA GeForce RTX 4090"), (40.0, "NVIDIA L40S"), (1e4, None)])
@@ -116,15 +120,13 @@ def test_the_smallest_gpu_of_the_table_is_found(needs_gib: float, name: str | No
     assert (gpu and gpu.name) == name
 
 
-def test_tables_and_the_timeline_are_printed_drawn_or_written_where_they_are_asked_for(
-    formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outputs_of_plan(formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = tmp_path / "memory.svg"
     options = {"allocations": True, "plot": "memory_timeline", "output": drawn}
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=1"], **options)) == 0
     assert "peak 0.68 KiB" in drawn.read_text()
-    told = capsys.readouterr().out
-    assert "mm, head, model.py:7" in told
+    printed = capsys.readouterr().out
+    assert "mm, head, model.py:7" in printed
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=1"])) == 0
     assert "model.py:7" not in capsys.readouterr().out
     given = {"device": "A30", "allocations": True, "options": ["--data.batch_size=8"]}

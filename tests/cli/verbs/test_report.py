@@ -48,7 +48,7 @@ def report(*arguments: object) -> int:
     return main(["report", *map(str, arguments)])
 
 
-def test_runs_and_sweeps_share_a_table_and_options_may_stand_anywhere(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs) == 0
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
@@ -60,7 +60,7 @@ def test_runs_and_sweeps_share_a_table_and_options_may_stand_anywhere(logs: Path
     assert capsys.readouterr().out == "name,status\nalone,ok\ncell0,ok\n"
 
 
-def test_runs_are_chosen_grouped_and_pivoted_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_are_selected_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
     def folders(*conditions: str) -> list[str]:
         assert report(logs, "--where", ",".join(conditions), *["--format", "csv", "--group_by", "folder"]) == 0
         rows = csv.DictReader(capsys.readouterr().out.splitlines())
@@ -80,7 +80,7 @@ def test_runs_are_chosen_grouped_and_pivoted_by_their_facts(logs: Path, capsys: 
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.typ", "t.parquet"])
-def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+def test_the_suffix_decides_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
     begins = {
         ".txt": b"in all rows",
         ".md": b"- in all rows",
@@ -94,7 +94,7 @@ def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_columns_are_listed_by_subject(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report("--columns", "help") == 0
     blocks = [block.splitlines() for block in capsys.readouterr().out.split("\n\n")]
     groups = {title: [line.split()[0] for line in lines] for title, _, *lines in blocks}
@@ -106,7 +106,9 @@ def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys:
     assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
     header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
-    # The spread of the steps can be shown and is in files for programs.
+
+
+def test_spreads_are_columns_and_in_files_for_programs(logs: Path, capsys: pytest.CaptureFixture[str]):
     names = "forward_median_s,step_cv,backward_over_forward"
     assert report(logs / "alone", "--columns", names, "--format", "markdown") == 0
     line = capsys.readouterr().out.splitlines()[-1]
@@ -118,7 +120,7 @@ def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys:
     assert float(row["backward_over_forward"]) == pytest.approx(2.5)
 
 
-def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_damage_is_a_warning(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     damaged = logs / "alone" / "version_0" / "steps.csv"
     damaged.write_bytes(b"\xff")
     assert report(logs, "--warmup", 0, 1) == 0
@@ -126,11 +128,13 @@ def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.Ca
     assert str(damaged) in err
     assert "alone" not in out
     assert report(logs / "alone", "--warmup", 0) == 1
-    # A picture without a run's steps says so.
+    # A picture without a run's steps is reported.
     assert report(logs, "--output", tmp_path / "page.html") == 0
     assert str(damaged) in capsys.readouterr().err
     assert str(damaged) in json.dumps(held(tmp_path / "page.html"))
-    # Damaged folders are warnings and the rest is shown.
+
+
+def test_damaged_folders_are_warnings(logs: Path, capsys: pytest.CaptureFixture[str]):
     damaged = logs / "alone" / "version_0" / "run.json"
     damaged.write_text("{")
     assert report(logs) == 0
@@ -140,18 +144,16 @@ def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])
-def test_a_run_of_too_few_steps_is_left_out_and_told(layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_of_too_few_steps_is_left_out(layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]):
     alone = logs / "alone" / "version_0"  # six steps
     assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    too_late = err
+    late = err
     assert report(logs / "alone", *layout, "--warmup", 0, 1, "--steps", 6, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    assert_stored(
-        "cli/report_problems: too few steps", {"--warmup 0 99": too_late, "--warmup 1 --steps 6": err}, run=alone
-    )
+    assert_stored("cli/report_problems: too few steps", {"--warmup 0 99": late, "--warmup 1 --steps 6": err}, run=alone)
     assert report(logs / "alone", *layout, "--warmup", 99) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -198,7 +200,7 @@ def test_wrong_calls(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert not (tmp_path / "t.parquet").exists()
 
 
-def test_a_search_has_a_table_which_speaks_for_its_runs(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_search_is_reported_instead_of_its_runs(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     search = logs / "search"
     made_search(search, made_improve())
     write(search / "first,r0" / "version_0", FAST, name="first,r0")
@@ -216,7 +218,7 @@ def test_a_search_has_a_table_which_speaks_for_its_runs(logs: Path, tmp_path: Pa
     assert_stored("cli/report_problems: no way", {"an empty record": capsys.readouterr().err}, logs=logs)
 
 
-def test_kernels_are_printed_or_written_and_no_trace_is_told(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_kernels_are_printed_or_written(logs: Path, capsys: pytest.CaptureFixture[str]):
     traced = logs / "alone" / "version_0"
     table = made_kernels([made_kernel("mm", 8, 0.6)], {"forward": made_phase(0.6, 0.4, matmul=(8, 0.6))}, 1.0)
     (traced / "trace").mkdir()
@@ -235,9 +237,7 @@ def test_kernels_are_printed_or_written_and_no_trace_is_told(logs: Path, capsys:
     assert report(logs / "sweep", "--kernels") == 1
 
 
-def test_memory_timelines_are_drawn_and_listed_and_runs_without_one_are_named(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_timelines_are_drawn(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, without = logs / "alone" / "version_0", logs / "sweep" / "cell0" / "version_0"
     for source in ("planned", "measured"):
         write_timeline(made_timeline(source=source), one)

@@ -28,17 +28,15 @@ PROGRAM = str(SUPPORT / "any_program.py")
 FEW = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=1")
 
 
-def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_program(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
+def test_a_program_is_recorded(tmp_path: Path) -> None:
     bare = warm.run(PROGRAM, "bare.pt", folder=tmp_path)
-    run = call("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", cwd=tmp_path)
+    run = run_program("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (7, "trained 40\n"), run.stderr
     assert (bare.returncode, bare.stdout) == (7, "trained 40\n"), bare.stderr
     record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
@@ -48,21 +46,23 @@ def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_program_without_a_trainer_or_that_is_not_there_ends_as_it_would(tmp_path: Path) -> None:
-    done = call("-m", "lm_profiler", "run", "--", "sh", "-c", "echo mine; exit 3", cwd=tmp_path)
+def test_a_program_without_a_trainer_ends_as_usual(tmp_path: Path) -> None:
+    done = run_program("-m", "lm_profiler", "run", "--", "sh", "-c", "echo mine; exit 3", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "mine\n")
     assert done.stderr.count("\n") == 1
     assert "no Lightning Trainer" in done.stderr
-    # Program that is not there answers as a shell does.
+
+
+def test_a_missing_program_ends_as_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "no_program").touch()
-    assert call("-m", "lm_profiler", "run", "--", "not_there_at_all", cwd=tmp_path).returncode == 127
+    assert run_program("-m", "lm_profiler", "run", "--", "not_there_at_all", cwd=tmp_path).returncode == 127
     (tmp_path / "no_binary").write_bytes(b"\x01")
     (tmp_path / "no_binary").chmod(0o755)
     for program in ("./no_program", "./no_binary"):
-        done = call("-m", "lm_profiler", "run", "--", program, cwd=tmp_path)
+        done = run_program("-m", "lm_profiler", "run", "--", program, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (126, 1)
     # What torch, Fabric and Lightning call is one small file outside of the package.
-    done = call("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
+    done = run_program("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
     ours, answers = "lm_profiler_autoload", ["None", "[]", "[]", "[]"]
     assert done.stdout.splitlines() == [ours, *answers, *answers, ours], done.stderr
 
@@ -81,7 +81,7 @@ def test_wrong_call_is_refused_before_the_program_starts(words: list[str], capsy
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_help_options_and_wrong_variables_are_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_of_the_program_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def start(*given: Any) -> None:
@@ -96,7 +96,9 @@ def test_help_options_and_wrong_variables_are_not_taken_from_the_program(monkeyp
         signal.signal(number, handler)
     assert seen == [("not_there_at_all", ["not_there_at_all", "--help", "--name", "y", "--"])]
     assert json.loads(os.environ[VARIABLE])["options"]["name"] == "x"
-    # Options of the variable are those of the callback.
+
+
+def test_options_of_the_variable_are_those_of_the_callback() -> None:
     [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
     assert (made.admits.wanted_number, made.admits.verb) == (3, "test")
 
@@ -116,9 +118,9 @@ print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch")
 """
 
 
-@pytest.mark.parametrize("asked", ["{", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
-def test_wrong_variable_raises_nothing(asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv(VARIABLE, asked)
+@pytest.mark.parametrize("value", ["{", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
+def test_wrong_variable_raises_nothing(value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv(VARIABLE, value)
     assert external_callbacks() == []
     assert "not profiled" in capsys.readouterr().err
 
@@ -135,47 +137,50 @@ def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatc
     assert profilers() == 1
 
 
-def of(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] = ()) -> Any:
+def trainer_like(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] = ()) -> Any:
     """A Trainer as far as an admission looks at it."""
     state = SimpleNamespace(fn=SimpleNamespace(value=verb))
     return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks), is_global_zero=True)
 
 
-def test_the_first_trainer_that_runs_the_verb_or_has_the_number_is_admitted_once(tmp_path: Path) -> None:
-    first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
-    assert not first(of("validate"))
-    assert second(of())
-    assert not second(of())
-    assert not first(of())
-    assert not third(of())
-    ranks = [Admission(2, None, "fit", tmp_path) for _ in range(3)]
-    assert all(rank(of()) for rank in ranks)
-    assert [Admission(number, 2, "fit", tmp_path)(of()) for number in (1, 2, 3)] == [False, True, False]
-    assert not Admission(1, None, "fit", tmp_path)(of(barebones=True))
-    assert not Admission(1, None, "fit", tmp_path)(of(callbacks=profiling_callbacks()))
+def test_only_the_first_matching_trainer_is_admitted(tmp_path: Path) -> None:
+    first, second, third = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path) for number in (1, 2, 3))
+    assert not first(trainer_like("validate"))
+    assert second(trainer_like())
+    assert not second(trainer_like())
+    assert not first(trainer_like())
+    assert not third(trainer_like())
+    ranks = [Admission(number=2, wanted_number=None, verb="fit", claims=tmp_path) for _ in range(3)]
+    assert all(rank(trainer_like()) for rank in ranks)
+    by_number = [Admission(number, wanted_number=2, verb="fit", claims=tmp_path) for number in (1, 2, 3)]
+    assert [admission(trainer_like()) for admission in by_number] == [False, True, False]
+    assert not Admission(number=1, wanted_number=None, verb="fit", claims=tmp_path)(trainer_like(barebones=True))
+    assert not Admission(number=1, wanted_number=None, verb="fit", claims=tmp_path)(
+        trainer_like(callbacks=profiling_callbacks())
+    )
 
 
-def test_a_line_reports_once_that_further_fits_are_not_profiled(
+def test_later_fits_are_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_refusal_is_reported", False)
-    first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
-    assert first(of())
-    assert not second(of("validate"))  # nobody expects that one to be profiled
-    assert not second(of(callbacks=profiling_callbacks()))  # the program profiles it itself
+    first, second, third = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path) for number in (1, 2, 3))
+    assert first(trainer_like())
+    assert not second(trainer_like("validate"))  # nobody expects that one to be profiled
+    assert not second(trainer_like(callbacks=profiling_callbacks()))  # the program profiles it itself
     assert capsys.readouterr().err == ""
-    assert not second(of())
+    assert not second(trainer_like())
     assert "only the first fit" in capsys.readouterr().err
-    assert not third(of())
-    assert not first(of())
+    assert not third(trainer_like())
+    assert not first(trainer_like())
     assert capsys.readouterr().err == ""
 
 
 def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_admitted_number", None)
-    first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
-    assert first(of())
-    assert not second(of())
+    first, second = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path / "gone") for number in (4, 5))
+    assert first(trainer_like())
+    assert not second(trainer_like())
 
 
 @pytest.mark.parametrize("given", [2.5, "3"])

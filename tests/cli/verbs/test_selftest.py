@@ -21,7 +21,7 @@ from lm_profiler.record.run_record import RunRecord, Steadiness, TimeSummary
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 
 
-def cell(mean_ms: float, word: str | None = "steady") -> RunRecord:
+def cell_record(mean_ms: float, word: str | None = "steady") -> RunRecord:
     """A run whose summary of the step is filled in by hand."""
     step = {"n": 16, "mean": mean_ms * 1e-3, "mean_low": mean_ms * 0.99e-3, "mean_high": mean_ms * 1.02e-3}
     return made_run(
@@ -32,41 +32,43 @@ def cell(mean_ms: float, word: str | None = "steady") -> RunRecord:
     )  # fmt: skip
 
 
-SEEN = ProcessSpread(0.01, 4)
+SEEN = ProcessSpread(std=0.01, freedom=4)
 
 
-def lines(kept: ProcessSpread | None = SEEN) -> list[str]:
-    runs = [cell(10.0), cell(20.0, None), *[cell(10.0)] * 3]
+def report_of(kept: ProcessSpread | None = SEEN) -> list[str]:
+    runs = [cell_record(10.0), cell_record(20.0, None), *[cell_record(10.0)] * 3]
     return selftest.report_lines(selftest.conclude_test(runs, kept and SEEN, kept))
 
 
-def test_what_is_printed_is_as_stored_with_a_shared_machine_and_its_processes() -> None:
-    said = {
-        "five runs": lines(),
-        "with earlier self-tests": lines(kept=ProcessSpread(0.02, 8)),
-        "too few steps": lines(kept=None),
+def test_printed_self_tests() -> None:
+    texts = {
+        "five runs": report_of(),
+        "with earlier self-tests": report_of(kept=ProcessSpread(std=0.02, freedom=8)),
+        "too few steps": report_of(kept=None),
     }
-    assert_stored("cli/selftest", said)
-    # A machine that was shared and how far processes differ are told.
-    shared = cell(10.0).model_copy(update={"contention": made_contention(0.41)})
-    said = selftest.report_lines(selftest.conclude_test([shared, cell(10.0)], SEEN, SEEN))
-    assert ", steady, shared; " in said[1]
-    assert "41%" in said[1]
-    assert said[2].endswith(", steady")
-    said = "\n".join(lines(kept=ProcessSpread(0.02, 8)))
+    assert_stored("cli/selftest", texts)
+
+
+def test_a_shared_machine_and_the_spread_of_processes_are_reported() -> None:
+    shared = cell_record(10.0).model_copy(update={"contention": made_contention(0.41)})
+    texts = selftest.report_lines(selftest.conclude_test([shared, cell_record(10.0)], SEEN, SEEN))
+    assert ", steady, shared; " in texts[1]
+    assert "41%" in texts[1]
+    assert texts[2].endswith(", steady")
+    texts = "\n".join(report_of(kept=ProcessSpread(std=0.02, freedom=8)))
     root = math.sqrt(2.0) * 0.02
     one = math.expm1(root * (stats.t.ppf(0.985, 8) + stats.norm.ppf(0.8)))
     three = math.expm1(root / math.sqrt(3.0) * (stats.t.ppf(0.985, 4) + stats.norm.ppf(0.8)))
-    (told,) = [line for line in said.splitlines() if "smallest change" in line]
-    assert re.findall(r"[\d.]+%", told) == [f"{one:.1%}", f"{three:.1%}"]
+    (line,) = [line for line in texts.splitlines() if "smallest change" in line]
+    assert re.findall(r"[\d.]+%", line) == [f"{one:.1%}", f"{three:.1%}"]
 
 
-def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    told = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
-    assert told.returncode == 2
-    assert "--stages.warmup_steps" in told.stderr
-    assert len(told.stderr.splitlines()) == 1
-    assert told.stdout == ""
+def test_a_wrong_call_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    finished = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
+    assert finished.returncode == 2
+    assert "--stages.warmup_steps" in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1
+    assert finished.stdout == ""
     assert main(["selftest", "--config=nowhere.yaml"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("lm_profiler: config:")
@@ -83,8 +85,8 @@ def test_a_real_self_test(tmp_path: Path) -> None:
     cache = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = warm.run("-m", "lm_profiler", "selftest", *tiny, folder=tmp_path / "runs", environment=cache)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    first = [line.split()[0] for line in said]
+    printed = done.stdout.splitlines()
+    first = [line.split()[0] for line in printed]
     assert first == ["equal", "A:", "B:", "C:", "D:", "E:", "processes", "smallest"]
     assert not list((tmp_path / "runs").iterdir())  # it keeps no runs
     kept = list((tmp_path / "cache" / "lm_profiler").glob("processes-*.json"))
@@ -97,6 +99,6 @@ def test_a_busy_machine_is_not_kept(missed: float, files: int, tmp_path: Path, m
     """Otherwise later comparisons on the quiet machine would take its load for granted."""
     contention = made_contention(missed)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(selftest, "_fit", lambda *_: cell(10.0).model_copy(update={"contention": contention}))
+    monkeypatch.setattr(selftest, "_fit", lambda *_: cell_record(10.0).model_copy(update={"contention": contention}))
     assert selftest.run(selftest.Options()) == 0
     assert len(list((tmp_path / "lm_profiler").glob("processes-*.json"))) == files

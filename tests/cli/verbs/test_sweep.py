@@ -87,15 +87,15 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_or_a_full_disk_is_told_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_call_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "bad.yaml").write_text("grids: {a.b: [1]}")
     before = set(here.rglob("*"))
     assert_refused_as_stored("cli/sweep", REFUSED, capsys)
     assert set(here.rglob("*")) == before
     with breaks(SweepFolder.missing, OSError(errno.ENOSPC, "No space left on device")):
         assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
-    said = {"an error": capsys.readouterr().err.splitlines()[-1]}
-    assert_stored("sweep/reasons: full disk", said)
+    texts = {"an error": capsys.readouterr().err.splitlines()[-1]}
+    assert_stored("sweep/reasons: full disk", texts)
 
 
 def test_a_dry_run_prints_calls_for_a_shell(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,17 +118,17 @@ def swept(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "grid,said",
+    "grid,message",
     [
         (["--grid.model.dose=well,fail"], "--model.dose;"),
         (["--model=lm_profiler.training.LanguageModel", "--grid.model.size=small,huge"], "model.size: expected"),
     ],
     ids=["an option that cells do not have", "a size"],
 )
-def test_a_wrong_grid_is_refused_before_anything_runs(here: Path, grid: list[str], said: str) -> None:
+def test_a_wrong_grid_is_refused_before_anything_runs(here: Path, grid: list[str], message: str) -> None:
     done = swept("--config=base.yaml", *grid)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (here / "logs").exists()
     assert not (here / "starts.txt").exists()
 
@@ -156,17 +156,17 @@ def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path) -> None:
         assert record.steps["measure"] == 3
         assert "--config=logs/base_sweep/configs/base.yaml" in record.command
     done = swept(*call)
-    assert done.returncode == 2  # with what the file says now, it is another sweep
+    assert done.returncode == 2  # the file has changed, so it is another sweep
     assert "config file" in done.stderr
 
 
-def test_a_module_that_never_ends_to_import_or_to_build_is_stopped_at_the_time_of_a_cell(here: Path) -> None:
+def test_a_module_that_never_builds_is_stopped_by_the_timeout(here: Path) -> None:
     (here / "slow.py").write_text("import time; time.sleep(600)")
     assert swept("--config=base.yaml", "--timeout_s=1", "--repeats=2", "--model=slow.M").returncode == 1
     outcomes = read_outcomes(here / "logs" / "base_sweep")
     assert [outcome.status for outcome in outcomes.values()] == ["timeout"] * 2
-    said = {cell: outcome.reason or "" for cell, outcome in outcomes.items()}
-    assert_stored("sweep/reasons: never ends to import", said)
+    texts = {cell: outcome.reason or "" for cell, outcome in outcomes.items()}
+    assert_stored("sweep/reasons: never ends to import", texts)
 
 
 class Sweep:
@@ -178,7 +178,7 @@ class Sweep:
         self.seen: list[psutil.Process] = []
 
     def start(self, timeout_s: int = 60) -> None:
-        self.out = self.here / f"said{len(self.seen)}.txt"
+        self.out = self.here / f"output{len(self.seen)}.txt"
         call = ("-m", "lm_profiler", "sweep", "ends.yaml", f"--timeout_s={timeout_s}")
         self.process = warm.start(*call, out=self.out)
 
@@ -219,7 +219,7 @@ seed: 167  # of which the order is: hog, fail, hang, well, crash
 """
 
 
-def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(sweep: Sweep, here: Path) -> None:
+def test_cells_end_in_every_way(sweep: Sweep, here: Path) -> None:
     (here / "ends.yaml").write_text(ENDS)
 
     sweep.start()  # the parent is killed while the third of five cells hangs
@@ -231,9 +231,9 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
 
     sweep.start()  # the hanging cell itself is killed: the others run, and it is still missing
     os.kill(sweep.until_it_hangs(2), signal.SIGKILL)
-    code, said = sweep.ends()
+    code, printed = sweep.ends()
     assert code == 1
-    assert "missing;" in said
+    assert "missing;" in printed
     assert statuses(here) == {"fail": "failed", "hog": "oom", "hang": "interrupted", "crash": "failed", "well": "ok"}
 
     sweep.start(timeout_s=5)
@@ -256,22 +256,22 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
         assert len(list(own.glob("events.out.tfevents.*.summary"))) == 1  # HPARAMS
 
     sweep.start()  # there is nothing left to do
-    code, said = sweep.ends()
+    code, printed = sweep.ends()
     assert code == 1
-    assert "5 cells: " in said
+    assert "5 cells: " in printed
     assert Counter((here / "starts.txt").read_text().split()) == {"fail": 1, "hog": 1, "hang": 3, "crash": 1, "well": 1}
     assert sorted(path.name for path in (here / "logs" / "ends" / "does=well").glob("version_*")) == ["version_0"]
 
 
-def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Sweep, here: Path) -> None:
+def test_ctrl_c_lets_cells_write_their_records(sweep: Sweep, here: Path) -> None:
     (here / "ends.yaml").write_text("config: base.yaml\ngrid: {model.does: [hang]}\nrepeats: 2\n")
     sweep.start()
     sweep.until_it_hangs(1)
     os.kill(sweep.process.pid or 0, signal.SIGINT)
-    code, said = sweep.ends()
+    code, printed = sweep.ends()
     assert code == 130
-    assert "Traceback" not in said
-    assert "same command" in said
+    assert "Traceback" not in printed
+    assert "same command" in printed
     assert sweep.none_is_left()
     (outcome,) = read_outcomes(here / "logs" / "ends").values()
     assert outcome.status == "interrupted"

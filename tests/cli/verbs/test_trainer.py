@@ -112,10 +112,10 @@ class Data(BoringDataModule):
 class Loaders(BoringModel):
     \"\"\"Brings its own data, and could be given fake tokens as well.\"\"\"
     vocab_size = 10
-    asked = []
+    loaders_made = []
 
     def own(self, what):
-        self.asked.append(what)
+        self.loaders_made.append(what)
         return BoringModel.train_dataloader(self)
 
     def train_dataloader(self):
@@ -190,7 +190,7 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_told_and_leaves_nothing(here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_call_leaves_nothing(here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]):
     before = set(here.rglob("*"))
     assert_refused_as_stored("cli/fit", [call for call in REFUSED if call], capsys, first=["--config=tiny.yaml"])
     assert_stored("cli/no_verb", {"no arguments": refused([], capsys)})
@@ -213,17 +213,17 @@ REFUSED_CONFIGS: list[Any] = [
 ]
 
 
-def test_a_wrong_config_file_is_told_as_stored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {}
+def test_wrong_config_files_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = {}
     for content in REFUSED_CONFIGS:
         (here / "bad.yaml").write_text(yaml.safe_dump(content))
-        said[repr(content)[:100]] = told = refused(["fit", "--config=bad.yaml"], capsys)
-        assert len(told) < 1000
+        messages[repr(content)[:100]] = message = refused(["fit", "--config=bad.yaml"], capsys)
+        assert len(message) < 1000
         assert not (here / "logs").exists()
-    assert_stored("cli/config_files", said)
+    assert_stored("cli/config_files", messages)
 
 
-def test_a_value_of_null_is_a_value_and_other_runs_survive_a_refusal(here: Path) -> None:
+def test_null_is_a_value(here: Path) -> None:
     needs = ["--model=users_module.Inherits", "--model.height=3", "--model.width=null"]
     assert main(["fit", "--config=tiny.yaml", *needs]) == 0
     assert main(["fit", "--config=tiny.yaml", "--trainer.devices=0"]) == 2
@@ -236,19 +236,19 @@ def test_a_value_of_null_is_a_value_and_other_runs_survive_a_refusal(here: Path)
 VERBS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
-@pytest.mark.parametrize("verb, asked", VERBS.items())
-def test_every_verb_runs_on_any_module_and_one_with_data_gets_no_fake_tokens(verb: str, asked: str, here: Path) -> None:
+@pytest.mark.parametrize("verb, loader", VERBS.items())
+def test_every_verb_runs_on_any_module(verb: str, loader: str, here: Path) -> None:
     for options in ([], ["--model=alike.Loaders", "--memory.steps=0", "--name=brings"]):
         assert main([verb, "--config=tiny.yaml", *options]) == 0
         record = read_run(here / "logs" / ("brings" if options else "tiny") / "version_0")
         assert (record.verb, record.status, record.steps["measure"]) == (verb, "ok", 3)
         assert f" {verb} --config=tiny.yaml" in record.command
-    assert set(sys.modules["alike"].Loaders.asked) == {asked}
+    assert set(sys.modules["alike"].Loaders.loaders_made) == {loader}
     config = yaml.safe_load((here / "logs" / "brings" / "version_0" / "config.yaml").read_text())
     assert config["data"] is None
 
 
-def test_a_file_can_name_another_module_and_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_can_name_another_module(here: Path):
     config = {"model": {"class_path": "users_module.Users", "init_args": {"workers": 0}}, "data": None}
     (here / "mine.yaml").write_text(yaml.safe_dump({**TINY, **config}))
     with pytest.warns(UserWarning, match="the user's warning"):
@@ -256,14 +256,16 @@ def test_a_file_can_name_another_module_and_predictions_are_not_kept(here: Path,
     record = read_run(here / "logs" / "mine" / "version_0")
     assert record.model.class_path == "users_module.Users"
     assert record.config["model"]["init_args"]["at"] == ""
-    # Predictions are not kept.
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(Trainer, "predict", lambda self, **given: asked.update(given))
+
+
+def test_predictions_are_not_kept(monkeypatch: pytest.MonkeyPatch):
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(Trainer, "predict", lambda self, **given: options.update(given))
     assert main(["predict", "--config=tiny.yaml"]) == 0
-    assert asked["return_predictions"] is False
+    assert options["return_predictions"] is False
 
 
-def test_no_file_of_a_run_holds_a_secret_that_it_was_given_or_that_its_error_names(here: Path) -> None:
+def test_secrets_are_in_no_file_of_a_run(here: Path) -> None:
     """From a file, from the line in either form, and nested; the module itself gets them as they are."""
     secret, address = "correct-horse-battery", "https://ann:correct-horse-battery@host"
     config = {"class_path": "users_module.Keeper", "init_args": {"hf_token": secret, "headers": {"api_key": secret}}}
@@ -338,7 +340,7 @@ def test_help_lists_what_people_use_first_on_one_screen(capsys: pytest.CaptureFi
     ],
     ids=["alone", "options of the line and a file of ours before it", "an option of its own before it"],
 )
-def test_ones_own_class_has_its_own_defaults(line: list[str], model: dict[str, int], data: dict[str, int], here: Path):
+def test_a_users_class_has_its_own_defaults(line: list[str], model: dict[str, int], data: dict[str, int], here: Path):
     stages = ["--stages.warmup_steps=0", "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
     assert main(["fit", *line, "--model=alike.Model", "--data=alike.Data", *stages]) == 0
     given = sys.modules["alike"].GIVEN
@@ -350,20 +352,20 @@ def test_ones_own_class_has_its_own_defaults(line: list[str], model: dict[str, i
 
 
 @pytest.mark.parametrize(
-    "content,told",
+    "content,message",
     [
         ("\n1 / 0\n", "broken.py:2: ZeroDivisionError: division by zero"),
         ("def f(:\n", "broken.py:1: SyntaxError: invalid syntax"),
         ("raise SystemExit('bye')\n", "broken.py:1: SystemExit: bye"),
     ],
 )
-def test_a_broken_module_is_told_by_its_error(content: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_broken_module_is_named(content: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "broken.py").write_text(content)
     assert main(["fit", "--model=broken.M"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("lm_profiler: model:")
     assert "'broken.M'" in first
-    assert second.startswith(f"{here / told}")
+    assert second.startswith(f"{here / message}")
     assert not (here / "logs").exists()
 
 
@@ -385,7 +387,7 @@ MINE = ["--config=tiny.yaml", "--model=users_module.Users", "--data=null", "--na
         ("exit", "failed", "forward", "SystemExit", 7),
     ],
 )
-def test_it_leaves_a_record_a_short_message_and_the_traceback(
+def test_a_failed_run_leaves_record_message_and_traceback(
     at: str, status: str, phase: str, type_: str, code: int, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
@@ -408,7 +410,7 @@ def test_it_leaves_a_record_a_short_message_and_the_traceback(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
 
 
-def test_the_process_is_left_as_it_was_also_in_a_thread(here: Path) -> None:
+def test_the_process_is_restored_also_in_a_thread(here: Path) -> None:
     with warnings.catch_warnings():
         before = list(warnings.filters)
         assert main(["fit", "--config=tiny.yaml", "--trainer.devices=0"]) == 2
@@ -432,7 +434,7 @@ class Program:
         self.pid = self._process.pid
 
     def until_they_wait(self, ranks: int) -> list[psutil.Process]:
-        """Until each of ``ranks`` has said so; returns the processes below the first."""
+        """Wait until each of ``ranks`` has printed this; return the processes below the first."""
         late = time.monotonic() + 90
         while not self._out.exists() or self._out.read_text().count("waiting") < ranks:
             assert self._process.is_alive(), self._out.read_text()
@@ -454,7 +456,7 @@ def start(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
     started: list[Program] = []
 
     def begin(*arguments: str) -> Program:
-        started.append(Program(tmp_path_factory.mktemp("said") / "out.txt", *arguments))
+        started.append(Program(tmp_path_factory.mktemp("output") / "out.txt", *arguments))
         return started[-1]
 
     yield begin
@@ -466,14 +468,14 @@ PROGRESS = re.compile(r"(warm-up|measuring|timing collectives|timing actions|rea
 DDP = ["--trainer.strategy=ddp", "--trainer.devices=2"]
 
 
-def test_only_the_user_speaks_beside_us(here: Path) -> None:
+def test_only_the_users_own_output_is_printed_beside_ours(here: Path) -> None:
     """In a process: the module in the current folder is found, and of warnings and prints only his are left."""
     command = [sys.executable, "-m", "lm_profiler", "fit", *MINE, "--trace.steps=1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    said = [line for line in done.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
-    assert_stored("cli/spoken", {"a class of the line": said[0]})
-    assert [line.endswith("user's warning") for line in said] == [False, True]
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
+    assert_stored("cli/spoken", {"a class of the line": lines[0]})
+    assert [line.endswith("user's warning") for line in lines] == [False, True]
     printed = done.stdout.splitlines()
     assert printed[0].endswith("user's print")
     assert printed[1].startswith("verdict:")
@@ -495,9 +497,9 @@ def test_a_signal_ends_it_with_what_it_has(
     program = start(*options)
     children = program.until_they_wait(2 if DDP[0] in options else 1)
     (os.killpg if to_group else os.kill)(program.pid, number)
-    code, said = program.ends()
+    code, printed = program.ends()
     assert code == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
     record = read_run(here / "logs" / "mine" / "version_0")
     assert record.status == "interrupted"
     assert record.failure.phase == phase

@@ -33,7 +33,7 @@ from lm_profiler.record.watch_files import (
 )
 
 
-def left(folder: Path, **known: object) -> Path:
+def killed_watched_run(folder: Path, **known: object) -> Path:
     """A watched run of two ranks, of which rank 1 fell silent."""
     ledger = {"step: forward": 90.0, "validation": 9.0, "unexplained": 1.0}
     for rank, written_s in ((0, 1000.0), (1, 800.0)):
@@ -52,7 +52,7 @@ def left(folder: Path, **known: object) -> Path:
 
 
 def test_the_latest_version_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["watch", str(left(tmp_path))]) == OK
+    assert main(["watch", str(killed_watched_run(tmp_path))]) == OK
     shown = capsys.readouterr().out
     for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
         assert words in shown
@@ -61,47 +61,47 @@ def test_the_latest_version_is_shown_once_without_a_terminal(tmp_path: Path, cap
     logs = tmp_path / "logs"
     for age, version in ((2, "version_10"), (1, "version_9")):
         (logs / version).mkdir(parents=True)
-        status = left(logs / version, steps=age) / STATUS
+        status = killed_watched_run(logs / version, steps=age) / STATUS
         os.utime(status, (1e9 - age, 1e9 - age))
     assert watched_folder(logs) == logs / "version_9"
     elsewhere = f"another-machine {os.getpid()} 0"
     for name in (process_name(), elsewhere, ""):
-        assert main(["watch", str(left(tmp_path, process=name))]) == OK
+        assert main(["watch", str(killed_watched_run(tmp_path, process=name))]) == OK
 
 
 GONE = f"{process_name().rsplit(' ', 2)[0]} 99999999 0"  # the name of a process that does not run on this machine
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])
-@pytest.mark.parametrize("known, says", [({"ended": True}, "has ended"), ({"process": GONE}, "was killed")])
+@pytest.mark.parametrize("known, words", [({"ended": True}, "has ended"), ({"process": GONE}, "was killed")])
 def test_a_run_that_does_not_go_on(
-    verb: str, known: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, known: dict[str, object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb, str(left(tmp_path, **known))]) == WRONG_CALL
+    assert main([verb, str(killed_watched_run(tmp_path, **known))]) == WRONG_CALL
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1
-    assert says in shown.err
+    assert words in shown.err
     assert ("where the time went" in shown.out) == (verb == "watch")
     assert not request_file(tmp_path, 0).exists()
 
 
-def test_killed_ranks_are_told_and_requests_wait_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    left(tmp_path, silent={}, ended=True)
+def test_killed_ranks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    killed_watched_run(tmp_path, silent={}, ended=True)
     read_status(tmp_path, 1).model_copy(update={"ended": False, "process": GONE}).write(tmp_path / "watch.rank1.json")
     main(["watch", str(tmp_path)])
     shown = capsys.readouterr().out.splitlines()
     ranks = [line.split()[2:] for line in shown if line.endswith(("ended", "backward"))]
     assert ranks == [["ended"], ["killed,", "last", "in", "backward"]]
     # A second request waits for the first and nobody takes it.
-    asked = tmp_path / "asked"
-    asked.mkdir()
-    TraceRequest(steps=3).write(request_file(left(asked), 0))
-    assert main(["trace", str(asked)]) == WRONG_CALL
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    TraceRequest(steps=3).write(request_file(killed_watched_run(folder), 0))
+    assert main(["trace", str(folder)]) == WRONG_CALL
     assert "pending trace request" in capsys.readouterr().err
-    assert read_part(request_file(asked, 0), TraceRequest, "a request").steps == 3
-    request_file(asked, 0).unlink()
-    assert main(["trace", str(asked), "--patience_s", "0.2"]) == FAILED
-    assert not request_file(asked, 0).exists()
+    assert read_part(request_file(folder, 0), TraceRequest, "a request").steps == 3
+    request_file(folder, 0).unlink()
+    assert main(["trace", str(folder), "--patience_s", "0.2"]) == FAILED
+    assert not request_file(folder, 0).exists()
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])
@@ -124,24 +124,24 @@ def test_a_run_that_is_not_there_or_not_watched(verb: str, tmp_path: Path, capsy
         ({}, ["--steps", "101"]),
     ],
 )
-def test_no_trace_can_be_had(known: dict[str, bool], options: list[str], tmp_path: Path) -> None:
-    assert main(["trace", str(left(tmp_path, **known)), *options]) == WRONG_CALL
+def test_impossible_trace_requests_are_refused(known: dict[str, bool], options: list[str], tmp_path: Path) -> None:
+    assert main(["trace", str(killed_watched_run(tmp_path, **known)), *options]) == WRONG_CALL
     assert not request_file(tmp_path, 0).exists()
 
 
-def test_a_training_that_reports_no_more_is_not_watched_for_ever(
+def test_a_silent_training_is_not_watched_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     slept_s: list[float] = []
-    assert watch._watch(left(tmp_path), slept_s.append, lambda: sum(slept_s)) == FAILED
+    assert watch._watch(killed_watched_run(tmp_path), slept_s.append, lambda: sum(slept_s)) == FAILED
     assert sum(slept_s) == 60.0
     assert "no report" in capsys.readouterr().err
 
 
-def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_processes_watch_a_run_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    left(tmp_path)
+    killed_watched_run(tmp_path)
     status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
     looks = [0, 0]
     one_writes = Lock()
@@ -167,5 +167,5 @@ def test_a_trace_of_another_rank_is_no_answer(rank: int, code: int, tmp_path: Pa
         (tmp_path / "trace").mkdir(exist_ok=True)
         made_kernels([], {}, 1.0).write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
-    options = watch.TraceOptions(run=left(tmp_path), rank=rank, patience_s=0.2)
+    options = watch.TraceOptions(run=killed_watched_run(tmp_path), rank=rank, patience_s=0.2)
     assert watch.run_trace(options, rank_1_is_traced) == code
