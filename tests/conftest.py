@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
-    os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
+    os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms in each process to find the commit of a run
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         warm.share_server()
     # after multiprocessing has removed its own folder there, whose priority is -100
@@ -126,7 +126,7 @@ def entry_points_read_once() -> Iterator[None]:
 @pytest.fixture
 def no_rates() -> Iterator[None]:
     """Leave the ceiling and the bandwidth of this machine unknown; to read them takes half a second a run."""
-    with warm.with_rates(None, None):
+    with warm.with_rates(flops_per_s=None, bytes_per_s=None):
         yield
 
 

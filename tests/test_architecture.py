@@ -57,7 +57,7 @@ print(json.dumps(codes))
 """
 
 
-PACKAGES = [path.parent for path in (ROOT / "lm_profiler").rglob("__init__.py")]
+PACKAGE_NAMES = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "lm_profiler").rglob("__init__.py")}
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +65,31 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph("lm_profiler", cache_dir=None, include_external_packages=True)
 
 
-def test_no_import_leads_back_to_where_it_began(graph: grimp.ImportGraph) -> None:
+def test_imports_have_no_cycle(graph: grimp.ImportGraph) -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
 
 
-def folder_of(module: str, packages: set[str]) -> str:
-    """The package that ``module`` stands in; a package's own ``__init__`` stands in it."""
-    return (module if module in packages else module.rpartition(".")[0]).removeprefix("lm_profiler.")
+def package_of(module: str) -> str:
+    """Return the package that ``module`` is a file of; the ``__init__`` of a package belongs to the package."""
+    is_package = module in PACKAGE_NAMES
+    return module if is_package else module.rpartition(".")[0]
 
 
-def test_no_folder_leads_back_to_itself(graph: grimp.ImportGraph) -> None:
-    """Also not by way of the files at a room's root, which import-linter's layers do not see."""
-    packages = {f"lm_profiler.{path.relative_to(ROOT).as_posix().replace('/', '.')}" for path in PACKAGES}
-    packages = {name.replace("lm_profiler.lm_profiler", "lm_profiler") for name in packages}
-    asked: dict[str, set[str]] = {}
+def test_packages_have_no_cycle(graph: grimp.ImportGraph) -> None:
+    """Also not by way of files directly in a package that has subpackages, which import-linter's layers do not see."""
+    imported_packages: dict[str, set[str]] = {}
     for module in graph.modules:
+        package = package_of(module)
         for imported in graph.find_modules_directly_imported_by(module):
-            here, there = folder_of(module, packages), folder_of(imported, packages)
-            if here != there and imported.startswith("lm_profiler.") and "lm_profiler" not in (here, there):
-                asked.setdefault(here, set()).add(there)
-    TopologicalSorter(asked).prepare()
+            other = package_of(imported)
+            is_ours = imported.startswith("lm_profiler.")
+            if is_ours and other != package and "lm_profiler" not in (package, other):  # the root is no layer
+                imported_packages.setdefault(package, set()).add(other)
+    TopologicalSorter(imported_packages).prepare()  # raises CycleError, which names the packages
 
 
-def test_short_answers_and_reports_import_nothing_that_takes_seconds() -> None:
+def test_short_calls_import_nothing_heavy() -> None:
     # NO_COLOR and the width keep the output the same in every terminal.
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110"}
     command = [sys.executable, "-c", WITHOUT_HEAVY]
@@ -134,7 +135,7 @@ def readers(path: Path) -> set[tuple[str, str]]:
     return {(path.relative_to(ROOT).as_posix(), f"{module}.{name}") for module, name in found}
 
 
-def test_nothing_is_read_that_could_be_code() -> None:
+def test_no_code_is_unpickled() -> None:
     """No pickle from a network or a folder that others may write to; nor what may hold one, or another language."""
     files = list((ROOT / "lm_profiler").rglob("*.py"))
     assert len(files) > 200

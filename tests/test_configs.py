@@ -39,12 +39,12 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_weights: None) -> A
     return read
 
 
-def test_there_is_one_for_every_preset_and_precision() -> None:
+def test_every_preset_and_precision_has_a_config() -> None:
     assert {"attention", "demo", "forward_only", *REFERENCE} <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_is_what_its_name_says_and_builds_no_weights(file: Path, read: Any) -> None:
+def test_a_config_is_what_its_name_promises(file: Path, read: Any) -> None:
     cli = read(file)
     assert cli.context.launch.name == file.stem
     if file.stem not in REFERENCE:
@@ -85,7 +85,7 @@ def test_the_demo_traces_and_clips(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_preflight")
-def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(tmp_path: Path) -> None:
+def test_memory_of_attention_alone(tmp_path: Path) -> None:
     config = f"--config={CONFIGS / 'attention.yaml'}"
     smaller = ["--model.attention=math", "--data.context_length=64", "--stages.measure_steps=1", "--trace.steps=0"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *smaller]) == 0

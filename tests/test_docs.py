@@ -71,9 +71,8 @@ def dry(call: str) -> str:
 
 def files(page: Path) -> dict[str, str]:
     """The programs of the page that have a name."""
-    named = (
-        (re.search(r":caption: (\S+)", block["options"]), block["text"]) for block in BLOCK.finditer(page.read_text())
-    )
+    blocks = BLOCK.finditer(page.read_text())
+    named = [(re.search(r":caption: (\S+)", block["options"]), block["text"]) for block in blocks]
     return {name[1]: text for name, text in named if name}
 
 
@@ -97,9 +96,7 @@ def console() -> tuple[str, str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "pages", together(), ids=lambda pages: " ".join(page.relative_to(ROOT).as_posix() for page in pages)
-)
+@pytest.mark.parametrize("pages", together(), ids=lambda pages: " ".join(str(page.relative_to(ROOT)) for page in pages))
 def test_the_commands_of_a_page_work(pages: list[Path], tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     for page in pages:
@@ -112,14 +109,14 @@ def test_the_commands_of_a_page_work(pages: list[Path], tmp_path: Path) -> None:
     command, shown = console()
     lines = chain.from_iterable(SHOWN[page] for page in pages)
     rates = any(line == command or "waterfall" in line for line in lines)  # which show what needs them
-    done = run(program, told=todo.encode(), folder=tmp_path, environment=environment, timeout_s=800, rates=rates)
+    done = run(program, stdin=todo.encode(), folder=tmp_path, environment=environment, timeout_s=800, rates=rates)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout, done.stderr)  # of use where a page fails
     assert json.loads((tmp_path / "results.json").read_text()) == [None for _ in pages]
 
     for printed in f"\n{done.stdout}".split("\n$ ")[1:]:
         if printed.startswith(f"{command}\n"):  # the README shows what is printed
-            rest = iter(beginnings(printed))  # which may have more lines: about odd steps, say
+            rest = iter(beginnings(printed))  # which may have more lines, such as those about odd steps
             assert [line for line in beginnings(shown) if line not in rest] == []
 
 
@@ -134,24 +131,21 @@ def beginnings(output: str) -> list[str]:
     """
     end = output[output.index("\ndemo:") :].splitlines()
     # A line that is too wide for the page goes on in the next, indented.
-    told = [line.removeprefix("at least ") for line in end if line and not line.startswith(("note:", "  "))]
-    return [re.split(r"[\d:]| {2}", line)[0] for line in told]
+    first_lines = [line.removeprefix("at least ") for line in end if line and not line.startswith(("note:", "  "))]
+    return [re.split(r"[\d:]| {2}", line)[0] for line in first_lines]
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:
     kinds = {block["kind"] for page in PAGES for block in BLOCK.finditer(page.read_text(encoding="utf-8"))}
-    assert not {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}, (
-        "name the block sh or bash"
-    )
+    hidden = {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}
+    assert not hidden, "name the block sh or bash"
 
 
-def test_files_and_links_that_a_page_names_are_there() -> None:
+def test_files_named_on_a_page_exist() -> None:
     """Paths in backquotes that begin with a folder of the checkout, and links; both but for what is built."""
     path = re.compile(r"`((?:lm_profiler|callbacks|tests|docs|configs|examples|benchmarks)/(?!_)[\w./-]*)`")
     link = re.compile(r"\]\((?!https?:|(?:\.\./)?_generated/)([^)#]+)\)")
-    logged_figure = re.compile(
-        r"`lm_profiler/[a-z_]+`(?= \|)"
-    )  # the name of a figure, not of a file: in a table of names
+    logged_figure = re.compile(r"`lm_profiler/[a-z_]+`(?= \|)")  # in a table of names of figures
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         text = page.read_text(encoding="utf-8")
         if page.name == "live-figures.md":

@@ -1,4 +1,4 @@
-"""What a plain ``pip install lm_profiler`` can do, and what a call is told that needs more."""
+"""What a plain ``pip install lm_profiler`` can do, and the error of a call that needs more."""
 
 import json
 import sys
@@ -32,13 +32,13 @@ for call in [
     ["report", "logs", "--plot", "phases", "--output", "phases.svg"],
     ["compare", "--a", run, repeats[0], "--b", *repeats[1:]],
 ]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as output:
         code = main(call)
-    print("CALL", code, said.getvalue().strip())
+    print("CALL", code, output.getvalue().strip())
 """
 
 
-def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_which(tmp_path: Path) -> None:
+def test_without_extras_training_is_profiled(tmp_path: Path) -> None:
     done = warm.run("-c", WITHOUT, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "logs" / "plain_module" / "version_0"
@@ -51,8 +51,8 @@ def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_w
     assert not list(tmp_path.glob("*.*")), "nothing is written by halves"
 
 
-def test_what_is_installed_is_required_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require("matplotlib", "plot")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = refusal(MissingExtra, lambda: require("matplotlib", "plot"))
-    assert_stored("record/refused: without an extra", {"plot": said})
+    message = refusal(MissingExtra, lambda: require("matplotlib", "plot"))
+    assert_stored("record/refused: without an extra", {"plot": message})

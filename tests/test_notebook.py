@@ -67,7 +67,7 @@ plan._rehearse_each = lambda *asked: iter([planned] * len(asked[-1]))
 """
 
 
-def test_a_table_takes_a_layout_and_conditions_and_steps_have_both_passes_together(logs: Path) -> None:
+def test_a_table_takes_a_layout_and_conditions(logs: Path) -> None:
     wide = lm_profiler.table(logs, layout="wide", where=["verb=fit"])
     assert len(wide.rows) == 2
     assert "fwd avg (sec)" in repr(wide)
@@ -124,7 +124,7 @@ def test_pandas_is_used_where_it_is(logs: Path, monkeypatch: pytest.MonkeyPatch)
         steps.to_pandas()
 
 
-def test_what_is_no_run_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(UsageError, match="load: expected"):
             lm_profiler.load(folder)

@@ -40,25 +40,12 @@ def modules_of_the_tree() -> set[str]:
     return {path.name for path in ROOT.glob("*.py")}
 
 
-def packages_of_the_tree() -> set[str]:
-    modules = (Path(file) for file in files_of_the_tree() if file.endswith((".py", ".yaml")))
-    return {".".join(module.parent.parts) for module in modules}
-
-
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-
-
-def build_wheel(source: Path, out: Path) -> Path:
-    # Without isolation: setuptools is here, and nothing is fetched.
-    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), cwd=source)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = out.glob("*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +57,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=skip)
     for file in ("pyproject.toml", "README.md", "LICENSE", *modules_of_the_tree()):
         shutil.copy(ROOT / file, source)
-    return build_wheel(source, tmp_path_factory.mktemp("dist"))
+    out = tmp_path_factory.mktemp("dist")
+    # Without isolation: setuptools is here, and nothing is fetched.
+    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), cwd=source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def test_package_list_is_the_tree() -> None:
-    assert PYPROJECT["tool"]["setuptools"]["packages"] == sorted(packages_of_the_tree())
+    modules = [Path(file) for file in files_of_the_tree() if file.endswith((".py", ".yaml"))]
+    packages = {".".join(module.parent.parts) for module in modules}
+    assert PYPROJECT["tool"]["setuptools"]["packages"] == sorted(packages)
     assert [f"{name}.py" for name in PYPROJECT["tool"]["setuptools"]["py-modules"]] == sorted(modules_of_the_tree())
 
 
 @pytest.mark.parametrize("name", ["callbacks", "configs"])
-def test_link_and_folder_are_one(name: str) -> None:
+def test_the_links_lead_to_the_packages(name: str) -> None:
     """The link at the top of the tree is for people; a checkout on a system without links works without it."""
     link = ROOT / name
     assert link.is_symlink()
@@ -106,7 +100,7 @@ shutil.which = lambda name: None
 """
 
 
-def test_on_another_system_trainers_are_left_alone_and_whoever_asks_is_told() -> None:
+def test_other_operating_systems_are_refused_only_on_request() -> None:
     """Lightning calls our module in every program, and guards that with nothing."""
     program = f"""{ELSEWHERE}
 for asked in ("", "1"):
@@ -130,13 +124,13 @@ import lm_profiler.callbacks
     assert (unasked_import, asked_import, code) == ("False", "True", "2")
 
 
-def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_exactly_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == files_of_the_tree() | modules_of_the_tree()
 
 
-def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:
+def test_the_wheel_has_licence_and_entry_point(wheel: Path) -> None:
     information = f"lm_profiler-{PYPROJECT['project']['version']}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         assert "Apache License" in archive.read(f"{information}/licenses/LICENSE").decode()

@@ -47,19 +47,19 @@ PYTHONS = {
 """Of Python itself and of other libraries."""
 
 OVERRIDDEN = {"_should_skip_dynamo", "_set_seed", "_apply", "_wrapping_function", "_run_subcommand"}
-"""Methods of ours that torch or Lightning calls; where it does not, something is slower, or said in other words."""
+"""Methods of ours that torch or Lightning calls; otherwise something is slower, or reported differently."""
 
 PRIVATE = re.compile(r"_(?!_)\w+")
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 
 @pytest.mark.parametrize("library, seen", [("torch", torch_names.TORCHS), ("lightning", lightning_names.LIGHTNINGS)])
-def test_the_names_were_seen_in_all_versions_that_are_installed(library: str, seen: str) -> None:
+def test_the_names_are_known_for_the_supported_versions(library: str, seen: str) -> None:
     """``make test-lowest`` and ``make test-newest`` run this file with the two ends of the range."""
     lowest, _, newest = seen.partition(" to ")
-    asked = re.search(rf'"{library}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    range_given = re.search(rf'"{library}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
     exact = re.search(rf"^{library}==([\d.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
-    assert asked[1] == lowest
+    assert range_given[1] == lowest
     assert _ordered(lowest) <= _ordered(exact[1]) <= (*_ordered(newest or lowest), 99)
 
 
@@ -119,14 +119,14 @@ def test_private_names_stand_nowhere_else() -> None:
     assert sorted(found) == []
 
 
-def test_a_missing_name_says_whose_it_is() -> None:
+def test_a_missing_private_name_is_reported_with_its_package() -> None:
     calls = {
         "a function of torch": PrivateName("torch.cuda._nothing", "", "").find,
         "an attribute of Lightning's": lambda: lightning_names.LOGGING.get(object()),
         "a base class": PrivateName("x._Mode", "", "").as_base(),
     }
-    said = {case: refusal(NameMissing, call) for case, call in calls.items()}
-    assert_stored("record/refused: missing names", said)
+    messages = {case: refusal(NameMissing, call) for case, call in calls.items()}
+    assert_stored("record/refused: missing names", messages)
 
 
 EVERYTHING = """
@@ -170,16 +170,16 @@ FIT = (
 
 
 MISSING = re.compile(r"this (?:torch|Lightning) has no .*")
-"""What a note says of a name."""
+"""What a note reports about a name."""
 
 
 @pytest.mark.parametrize("name", MISSED)
 def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with hidden({NAMES[name].path}):
-        module = train(tmp_path, [ours := profiler()])
+        module = train(tmp_path, [callback := profiler()])
     assert_same_weights(module, train(tmp_path, [], max_steps=module.steps))
-    record = read_run(ours.folder)
+    record = read_run(callback.folder)
     missing = MISSING.findall("\n".join(record.notes))
     assert (record.status, record.steps["measure"]) == ("ok", 3)
     assert missing

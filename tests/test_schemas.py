@@ -66,7 +66,7 @@ def exact(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_it_is_a_schema(kind: str) -> None:
+def test_every_schema_is_valid(kind: str) -> None:
     Draft202012Validator.check_schema(SCHEMAS[kind])
 
 
@@ -96,13 +96,13 @@ def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path
         ({"memory": {"parts": {}}}, "memory"),
     ],
 )
-def test_what_is_no_record_is_not_valid(change: dict[str, Any], where: str) -> None:
+def test_wrong_records_are_not_valid(change: dict[str, Any], where: str) -> None:
     record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text()) | change
     (error,) = Draft202012Validator(SCHEMAS["run"]).iter_errors(record)
     assert error.absolute_path[0] == where
 
 
-def test_a_search_is_valid_and_of_a_later_one_what_is_new_is_passed_over(tmp_path: Path) -> None:
+def test_a_search_of_a_later_version_is_read(tmp_path: Path) -> None:
     record = made_improve()
     made_search(tmp_path, record)
     path = tmp_path / "improve.json"
@@ -136,12 +136,10 @@ def words(annotation: Any, where: str, known: bool = False) -> Iterator[tuple[st
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_wherever_a_word_stands_a_later_one_may(kind: str) -> None:
+def test_later_words_are_valid(kind: str) -> None:
     strict = {where for where, known in words(FORMS[kind], "") if not known}
     assert {where for where in strict if not where.endswith(".schema_version")} == set()
 
-
-# -- what verbs print --------------------------------------------------------------------------------------------------
 
 FIGURELESS = {*TRAINER_VERBS, "run"}  # what they print is in the record that they write, or somebody else's
 AS_ITS_FILE = {"improve"}  # tests/cli/verbs/test_improve.py: it prints what it writes
@@ -219,9 +217,8 @@ def test_a_verb_that_prints_figures_prints_them_as_json(
 
 
 def test_the_page_names_the_schema_of_each_verb() -> None:
-    rows = re.findall(
-        r"^\| (`[^|]+`) \| \[(\w+)\]\(", (ROOT / "docs/reference/files.md").read_text("utf-8"), re.MULTILINE
-    )
+    reference = (ROOT / "docs/reference/files.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \| \[(\w+)\]\(", reference, re.MULTILINE)
     named = {verb: schema for verbs, schema in rows for verb in re.findall(r"`(\w+)`", verbs)}
     assert {verb: named.get(verb) for verb in ANSWERS} == ANSWERS
     assert set(ANSWERS) == set(VERBS) - FIGURELESS

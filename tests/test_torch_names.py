@@ -1,6 +1,6 @@
 """Every name of torch that the code uses is there in this torch, whichever device the line that uses it is for.
 
-Paths for GPUs run nowhere where there is none. Run with the oldest and the newest torch (CONTRIBUTING.md says how),
+Paths for GPUs run nowhere where there is none. Run with the oldest and the newest torch (CONTRIBUTING.md),
 this holds that none of them asks for what one of these does not have.
 """
 

@@ -32,7 +32,7 @@ def test_only_a_near_word_is_proposed(word: str, choices: tuple[str, ...], right
 
 
 @pytest.mark.parametrize("size, right", [("mediun", "medium"), ("2.7b", "2.7B"), ("huge", None), ("13b", None)])
-def test_a_size_that_is_none_is_answered_with_a_near_one_or_with_the_way_to_give_ones_own(size: str, right: str | None):
+def test_an_unknown_size_is_answered_with_a_similar_one(size: str, right: str | None):
     with pytest.raises(UsageError) as error:
         check_size_name(size)
     assert ("did you mean" in str(error.value)) == (right is not None)

@@ -56,8 +56,8 @@ def results(folder: Path, killed: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def parts(results: Path) -> dict[str, dict[str, Any]]:
-    told = json.loads((results / "gpu.json").read_text())
-    return {part["name"]: part for part in told["parts"]}
+    written = json.loads((results / "gpu.json").read_text())
+    return {part["name"]: part for part in written["parts"]}
 
 
 def test_a_part_is_killed_when_its_time_is_over(killed: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_a_part_is_killed_when_its_time_is_over(killed: dict[str, Any]) -> None:
     assert "0.01 s" in killed["how"]
 
 
-def test_what_a_part_has_found_is_kept_when_the_command_is_ended(tmp_path: Path) -> None:
+def test_results_of_a_part_are_kept_when_the_command_ends(tmp_path: Path) -> None:
     class Ended(CellProcesses):
         """Its part never ends; whoever waits for it is interrupted."""
 
@@ -98,20 +98,20 @@ def test_on_a_device_of_its_own_clock_every_phase_is_right(parts: dict[str, dict
     assert parts["known_answers"]["figures"]["worst_of_allowed"] < 0.01
 
 
-def test_the_page_names_the_machine_and_says_that_these_figures_are_none(results: Path) -> None:
+def test_the_page_names_the_machine(results: Path) -> None:
     text = (results / "README.md").read_text()
     assert "say nothing" in text
     assert all(f"## {part.number}. {part.name}" in text for part in PARTS)
 
 
-def test_what_the_machine_says_of_itself_is_kept(results: Path) -> None:
+def test_facts_of_the_machine_are_kept(results: Path) -> None:
     text = (results / "00-machine" / "about.txt").read_text()
     assert all(line in text for line in ("$ nvidia-smi -q\n", f"\ntorch=={version('torch')}"))
 
 
-def test_what_each_card_does_is_written_while_parts_run(tmp_path: Path) -> None:
+def test_use_of_each_gpu_is_written_while_parts_run(tmp_path: Path) -> None:
     class Nvml:
-        """Two cards, one of which says nothing but its memory."""
+        """Two cards, one of which reports only its memory."""
 
         nvmlDeviceGetCount = staticmethod(lambda: 2)
         nvmlDeviceGetHandleByIndex = staticmethod(int)
@@ -131,7 +131,7 @@ def test_what_each_card_does_is_written_while_parts_run(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_done_is_not_done_again(results: Path) -> None:
+def test_finished_parts_are_not_repeated(results: Path) -> None:
     before = (results / "gpu.json").read_bytes()
     done = command("--on_cpu", f"--output={results}")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
@@ -156,20 +156,20 @@ def test_a_test_that_failed_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "extra_us, met", [([10.0, 12.0, 11.0], True), ([-500.0, 480.0, 11.0], None), ([98.0, 102.0, 101.0], False)]
 )
-def test_that_little_is_added_is_said_where_the_rounds_agree_on_it(extra_us: list[float], met: bool | None) -> None:
+def test_a_small_cost_is_stated_if_the_rounds_agree(extra_us: list[float], met: bool | None) -> None:
     _, low, high = overhead.share_of(extra_us, step_us=10_000.0)
     assert overhead.met(low, high) is met
 
 
-def test_without_a_gpu_it_says_so_and_how_to_try_it(tmp_path: Path) -> None:
+def test_without_a_gpu_it_is_refused_with_a_way_to_try_it(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     place = Place(tmp_path, on_cpu=False, limit_s=1.0)
-    said = refusal(UsageError, lambda: machine.run(place, Findings(tmp_path)))
-    assert_stored("benchmarks/refused: no GPU", {"machine": said})
+    message = refusal(UsageError, lambda: machine.run(place, Findings(tmp_path)))
+    assert_stored("benchmarks/refused: no GPU", {"machine": message})
 
 
-def test_a_dry_run_lists_the_parts_and_their_limits() -> None:
+def test_a_dry_run_lists_the_parts() -> None:
     done = command("--dry_run", "--time_limit=7")
     assert done.returncode == 0
     lines = done.stdout.splitlines()[2:]
@@ -181,7 +181,7 @@ def test_all_parts_together_end_within_eight_minutes() -> None:
     assert sum(part.limit_s for part in PARTS) <= 465  # and some seconds to start
 
 
-def test_parts_are_chosen_by_number_or_name_and_the_machine_is_always_told() -> None:
+def test_parts_are_chosen_by_number_or_name() -> None:
     assert [part.name for part in chosen(["5", "tests"])] == ["machine", "tests", "mfu"]
     assert chosen([]) == list(PARTS)
     assert_stored("benchmarks/refused: no such part", {"99": refusal(ValueError, lambda: chosen(["99"]))})

@@ -52,22 +52,22 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def tensorboard(logdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a TensorBoard over ``logdir``."""
-    said = tmp_path_factory.mktemp("tensorboard") / "stderr"
+    stderr = tmp_path_factory.mktemp("tensorboard") / "stderr"
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
-    with said.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with stderr.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            yield _address(process, said)
+            yield _address(process, stderr)
         finally:
             process.terminate()
 
 
-def _address(process: subprocess.Popen[bytes], said: Path, patience_s: float = 90.0) -> str:
+def _address(process: subprocess.Popen[bytes], stderr: Path, patience_s: float = 90.0) -> str:
     until = time.monotonic() + patience_s
     while time.monotonic() < until and process.poll() is None:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text()):
+        if found := re.search(r"http://127\.0\.0\.1:\d+", stderr.read_text()):
             return found[0]
         time.sleep(0.1)
-    pytest.fail(f"TensorBoard did not start: {said.read_text()}")
+    pytest.fail(f"TensorBoard did not start: {stderr.read_text()}")
 
 
 @pytest.fixture(scope="package")

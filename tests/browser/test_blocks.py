@@ -21,7 +21,7 @@ def taken_apart(logdir: Path) -> Iterator[str]:
     shutil.rmtree(logdir / "why")
 
 
-def test_a_bar_opens_by_a_click_and_by_the_keyboard(open_tab: OpenTab, taken_apart: str) -> None:
+def test_a_bar_opens_by_mouse_and_keyboard(open_tab: OpenTab, taken_apart: str) -> None:
     tab = open_tab()
     view = tab.open_run(taken_apart, "Why")
     slow, beyond = (view.locator(f"[data-term={name}]") for name in ("slow_products", "beyond_bandwidth"))
@@ -45,7 +45,7 @@ def test_the_clock_switches_where_there_are_two(open_tab: OpenTab) -> None:
     assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([2.5] * 25)
 
 
-def test_a_fold_shows_its_inside_and_the_meanings_of_figures(open_tab: OpenTab) -> None:
+def test_a_fold_shows_the_meanings_of_figures(open_tab: OpenTab) -> None:
     tab = open_tab()
     view = tab.open_run(RUN)
     expect(view.locator(".fold table")).to_have_count(0)
@@ -55,7 +55,7 @@ def test_a_fold_shows_its_inside_and_the_meanings_of_figures(open_tab: OpenTab) 
     expect(machine.locator(".explained").first).to_have_attribute("title", re.compile(r"\w"))
 
 
-def test_the_largest_operators_are_sorted_and_filtered(open_tab: OpenTab) -> None:
+def test_the_table_of_operators_can_be_sorted_and_filtered(open_tab: OpenTab) -> None:
     tab = open_tab()
     tab.open_run(RUN, "Kernels")
     card = tab.card("Largest operators")

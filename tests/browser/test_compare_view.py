@@ -57,7 +57,7 @@ def run_of(attention: str, context: int, repeat: int = 0) -> str:
 
 
 def label(run: str) -> str:
-    """What the table calls a run: by what tells it apart."""
+    """Return the table's name of a run: the facts in which it differs."""
     return run.removesuffix("/version_0")
 
 
@@ -88,7 +88,7 @@ def test_every_run_and_cell_is_listed_with_its_figures(compare: Callable[..., Ta
     assert "injected" not in (tab.page.title(), tab.frame.title())
 
 
-def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Callable[..., Tab], sweep: Path) -> None:
+def test_the_table_can_be_sorted_and_filtered(compare: Callable[..., Tab], sweep: Path) -> None:
     tab = compare()
     card = tab.card("Runs and cells")
     by_step = card.get_by_role("button", name="step (ms)")
@@ -161,7 +161,7 @@ def test_figures_by_an_option_have_intervals_and_failures(compare: Callable[...,
     screenshot(tab, "compare-chart-light")
 
 
-def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(compare: Callable[..., Tab], logdir: Path):
+def test_of_a_thousand_runs_the_first_hundred_are_shown(compare: Callable[..., Tab], logdir: Path):
     first = made_entry(logdir / "many" / "0").folder
     try:
         for number in range(1, 1000):
@@ -189,7 +189,7 @@ def long_named(logdir: Path) -> Iterator[str]:
     shutil.rmtree(logdir / LONG.partition("/")[0])
 
 
-def test_run_step_tokens_memory_status_come_first_and_stay(compare: Callable[..., Tab], long_named: str, sweep: Path):
+def test_the_main_columns_come_first_and_stay(compare: Callable[..., Tab], long_named: str, sweep: Path):
     tab = compare()
     card = tab.card("Runs and cells")
     header = tab.table(card)[0]
@@ -205,7 +205,7 @@ def test_run_step_tokens_memory_status_come_first_and_stay(compare: Callable[...
     assert [heads.nth(place).bounding_box() for place in range(len(first))] == before
 
 
-def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable[..., Tab], sweep: Path) -> None:
+def test_a_link_restores_the_view(compare: Callable[..., Tab], sweep: Path) -> None:
     a, b = run_of("sdpa", 128), run_of("math", 128)
     tab = compare(a, b)
     expect(tab.card("B against A")).to_contain_text("verdict:")
@@ -223,7 +223,7 @@ def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable
     expect(opened.inside.locator("main")).to_contain_text("math,128,r0: 20 steps of fit")
 
 
-def test_the_page_lists_its_runs_and_names_the_command_that_compares_two(open_page: OpenTab, sweep: Path) -> None:
+def test_the_page_names_the_command_that_compares_runs(open_page: OpenTab, sweep: Path) -> None:
     tab = open_page()
     tab.open_view("Compare")
     card = tab.card("Runs and cells")

@@ -70,7 +70,7 @@ def test_the_theme_of_a_chart_follows_tensorboards(open_tab: OpenTab) -> None:
         tab.page.evaluate("document.body.classList.remove('dark-mode')")
 
 
-def test_new_runs_and_damaged_folders_appear_when_tensorboard_reloads(open_tab: OpenTab, logdir: Path) -> None:
+def test_new_folders_appear_when_tensorboard_reloads(open_tab: OpenTab, logdir: Path) -> None:
     tab = open_tab()
     tab.open_view("Run")
     chooser = tab.inside.get_by_label("Run", exact=True)
@@ -88,7 +88,7 @@ def test_new_runs_and_damaged_folders_appear_when_tensorboard_reloads(open_tab: 
             shutil.rmtree(logdir / name)
 
 
-def test_what_the_server_refuses_is_shown(open_tab: OpenTab) -> None:
+def test_refusals_of_the_server_are_shown(open_tab: OpenTab) -> None:
     def refuse(route: Route) -> None:
         route.fulfill(status=400, body="Invalid argument: it needs --logdir")
 
@@ -111,7 +111,7 @@ def test_texts_that_turn_writing_around_are_spelled_out(open_tab: OpenTab, logdi
         shutil.rmtree(logdir / "odd")
 
 
-def test_a_link_to_what_is_no_run_says_so(open_tab: OpenTab) -> None:
+def test_a_link_to_a_missing_run_is_reported(open_tab: OpenTab) -> None:
     tab = open_tab()
     tab.open_view("Run")
     tab.page.goto(f"{tab.address}/#lm_profiler&p.lm_profiler.run=..%2Fsecret%3Cb%3E&p.lm_profiler.view=Kernels")
@@ -120,7 +120,7 @@ def test_a_link_to_what_is_no_run_says_so(open_tab: OpenTab) -> None:
     expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("Time by phase and kind")
 
 
-def test_the_button_copies_the_link_to_the_run_and_the_view(open_tab: OpenTab) -> None:
+def test_the_button_copies_the_link_to_the_view(open_tab: OpenTab) -> None:
     tab = open_tab()
     tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.choose_run(RUN)

@@ -70,7 +70,7 @@ def test_perfetto_shows_one_of_several_traces(open_tab: OpenTab, logdir: Path, s
         (folder / "rank1.pt.trace.json.gz").unlink()
 
 
-def test_a_run_without_a_trace_says_so(open_tab: OpenTab, logdir: Path) -> None:
+def test_a_run_without_a_trace_is_reported(open_tab: OpenTab, logdir: Path) -> None:
     shutil.copytree(logdir / RUN, logdir / "untraced", ignore=shutil.ignore_patterns("trace"))
     try:
         tab = open_tab()
@@ -80,7 +80,7 @@ def test_a_run_without_a_trace_says_so(open_tab: OpenTab, logdir: Path) -> None:
         shutil.rmtree(logdir / "untraced")
 
 
-def test_without_perfettos_page_it_says_what_to_install(open_tab: OpenTab, logdir: Path) -> None:
+def test_without_perfettos_page_the_view_names_what_to_install(open_tab: OpenTab, logdir: Path) -> None:
     tab = open_tab()
     answer = json.dumps({"traces": [{"file": TRACE, "bytes": 1}], "perfetto": False})
     tab.page.route("**/traces?*", lambda route: route.fulfill(body=answer, content_type="application/json"))

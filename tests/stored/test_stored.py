@@ -1,4 +1,4 @@
-"""Files of every version, as that version wrote them: whatever reads runs reads them, and says what stands in them.
+"""Files of every version, as that version wrote them: whatever reads runs reads them, and shows their content.
 
 What stands in them is taken from them here with nothing but ``json`` and ``csv``.
 """
@@ -105,7 +105,7 @@ def test_there_are_files_of_each_version() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_report_tells_what_stands_in_them(stored: Path, version: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_the_stored_figures(stored: Path, version: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", version, "--format=json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -137,19 +137,19 @@ def test_one_run_is_printed(stored: Path, run: str, capsys: pytest.CaptureFixtur
     assert main(["report", run]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    told = [float(number) for number in re.findall(r"\d+\.\d+", out)]
-    assert any(number == pytest.approx(1e3 * mean_s(stored / run, "backward_s"), rel=0.005) for number in told)
+    numbers = [float(number) for number in re.findall(r"\d+\.\d+", out)]
+    assert any(number == pytest.approx(1e3 * mean_s(stored / run, "backward_s"), rel=0.005) for number in numbers)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kernels_are_told(stored: Path, version: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_are_printed(stored: Path, version: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = plain(stored / version / "tiny/version_0/trace/rank0.kernels.json")
     assert main(["report", f"{version}/tiny", "--kernels", "--format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == len(table["rows"])
-    told = table["steps"] * sum(row["time_s"] for row in rows if row["name"] == "aten::mm")
+    mm_s = table["steps"] * sum(row["time_s"] for row in rows if row["name"] == "aten::mm")
     known = sum(row["total_s"] for row in table["rows"] if row["name"] == "aten::mm")
-    assert told == pytest.approx(known)
+    assert mm_s == pytest.approx(known)
     assert known > 0
 
 
@@ -233,7 +233,7 @@ def test_a_word_of_a_later_version_is_shown(stored: Path, file: str, where: str,
     assert get("runs").json["problems"] == []
 
 
-def test_files_of_a_later_version_of_the_format_are_told(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_a_later_format_are_reported(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, sweep = stored / "0.2/tiny/version_0", stored / "0.2/two"
     for path in (run / "run.json", sweep / "sweep.json"):
         path.write_text(json.dumps({**plain(path), "schema_version": 2, "name": {"first": "all", "last": "else"}}))

@@ -1,4 +1,4 @@
-"""What a person is told while a sweep runs, and at its end."""
+"""What is printed while a sweep runs, and at its end."""
 
 import io
 from collections.abc import Sequence
@@ -40,27 +40,31 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     assert_stored("sweep/display: lines", {"two of five cells, after one": file.getvalue()})
 
 
-def test_time_left_is_told_from_the_cells_that_have_ended_if_it_is_known() -> None:
+def test_time_left_is_estimated_from_ended_cells() -> None:
     clock = Clock()
     display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
     display.cell_begins(CELLS[0], "0")
     display.cell_begins(CELLS[1], "1")
-    said = {"none has ended": display.progress()}
+    texts = {"none has ended": display.progress()}
     clock.now = 10.0
     display.cell_ends(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.cell_begins(CELLS[2], "0")
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
-    said["one has ended, and two run side by side"] = display.progress()
-    assert_stored("sweep/display: progress", said)
-    # A cell that takes longer than the others leaves no time that is known.
+    texts["one has ended, and two run side by side"] = display.progress()
+    assert_stored("sweep/display: progress", texts)
+
+
+def test_a_cell_longer_than_the_others_has_no_time_left() -> None:
     clock = Clock()
     display = display_of(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
     display.cell_ends(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.cell_begins(CELLS[1], None)
     clock.now = 30.0
     assert "left" not in display.progress()
-    # Refusals say nothing of the time that is left.
+
+
+def test_refused_cells_do_not_count_for_the_time_left() -> None:
     display = display_of(CELLS, console=Console(file=io.StringIO()), clock=Clock())
     display.cell_ends(CELLS[0], outcome("a[b]", "refused", 1.0))
     assert "left" not in display.progress()
@@ -91,8 +95,8 @@ def test_a_terminal_shows_what_runs_in_one_line_below_the_cells_that_have_ended(
     assert whole[:20] in line
 
 
-@pytest.mark.parametrize("said,stage", [("", "starting"), ("tracing: 3 steps\n", "tracing"), ("tracing\n", "starting")])
-def test_a_running_cell_says_what_it_does_in_its_output(said: str, stage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text,stage", [("", "starting"), ("tracing: 3 steps\n", "tracing"), ("tracing\n", "starting")])
+def test_the_stage_of_a_running_cell_is_in_its_output(text: str, stage: str, tmp_path: Path) -> None:
     assert stage_of(tmp_path / "nothing") == "starting"
-    (tmp_path / "output.txt").write_text(said)
+    (tmp_path / "output.txt").write_text(text)
     assert stage_of(tmp_path / "output.txt") == stage

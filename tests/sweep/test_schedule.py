@@ -15,23 +15,23 @@ from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome, read
 from lm_profiler.sweep.schedule import GRACE_S, ProcessEnd, Schedule, memory_kills, record_outcome
 
 
-class Told:
-    """Remembers what it was told."""
+class RecordingReporter:
+    """Remembers the events that are reported to it."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
 
     def cell_begins(self, cell: Cell, device: str | None) -> None:
-        self.heard.append(f"+{cell.id}")
+        self.events.append(f"+{cell.id}")
 
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
-        self.heard.append(f"-{cell.id} {outcome.status}")
+        self.events.append(f"-{cell.id} {outcome.status}")
 
     def tick(self) -> None: ...
 
 
 class Processes:
-    """Each cell runs for as long as ``lasts`` says, ends a moment after SIGTERM unless ``deaf``, at once at SIGKILL."""
+    """Each cell runs for ``lasts`` seconds, ends a moment after SIGTERM unless ``deaf``, at once at SIGKILL."""
 
     def __init__(self, folder: Path, lasts: Mapping[str, float], deaf: Sequence[str] = ()) -> None:
         self.folder, self.lasts, self.deaf = folder, lasts, deaf
@@ -73,34 +73,37 @@ class Processes:
 
 def schedule(
     processes: Processes, devices: Sequence[str | None] = (None,), timeout_s: float | None = None
-) -> tuple[Schedule, Told]:
-    told = Told()
+) -> tuple[Schedule, RecordingReporter]:
+    reporter = RecordingReporter()
     cells = plan(*processes.lasts).cells
-    return Schedule(processes.folder, cells, processes, told, devices, timeout_s, clock=lambda: processes.now), told
+    work = Schedule(processes.folder, cells, processes, reporter, devices, timeout_s, clock=lambda: processes.now)
+    return work, reporter
 
 
-def test_one_at_a_time_in_their_order_and_on_each_device(tmp_path: Path) -> None:
+def test_cells_run_one_at_a_time_in_order(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 3, "b": 1, "c": 2})
-    work, told = schedule(processes)
+    work, reporter = schedule(processes)
     work.run()
-    assert told.heard == ["+a", "-a ok", "+b", "-b ok", "+c", "-c ok"]
+    assert reporter.events == ["+a", "-a ok", "+b", "-b ok", "+c", "-c ok"]
     assert processes.most == 1
     assert processes.environments == {"a": None, "b": None, "c": None}
-    # One at a time on each device.
+
+
+def test_cells_run_one_at_a_time_on_each_device(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 5, "b": 1, "c": 1, "d": 1})
-    work, told = schedule(processes, ["0", "2,3"])
+    work, reporter = schedule(processes, ["0", "2,3"])
     work.run()
     assert processes.most == 2
     assert processes.environments == {"a": "0", "b": "2,3", "c": "2,3", "d": "2,3"}
-    assert told.heard[:4] == ["+a", "+b", "-b ok", "+c"]
-    assert told.heard[-1] == "-a ok"
+    assert reporter.events[:4] == ["+a", "+b", "-b ok", "+c"]
+    assert reporter.events[-1] == "-a ok"
 
 
-def test_a_cell_over_its_time_is_asked_to_end_then_killed_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_cell_over_its_time_is_terminated_then_killed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"slow": 99, "deaf": 99, "quick": 1}, deaf=["deaf"])
-    work, told = schedule(processes, timeout_s=7)
+    work, reporter = schedule(processes, timeout_s=7)
     work.run()
-    assert told.heard == ["+slow", "-slow timeout", "+deaf", "-deaf timeout", "+quick", "-quick ok"]
+    assert reporter.events == ["+slow", "-slow timeout", "+deaf", "-deaf timeout", "+quick", "-quick ok"]
     (at, *term), (later, *deaf), (last, *kill) = processes.signals
     assert term == ["slow", signal.SIGTERM]
     assert at == pytest.approx(7.0, abs=0.02)
@@ -111,14 +114,16 @@ def test_a_cell_over_its_time_is_asked_to_end_then_killed_and_the_next_one_runs(
     assert_stored("sweep/reasons: over its time", reasons)
 
 
-def test_interrupted_it_begins_none_and_what_an_earlier_try_left_is_removed(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_begins_no_cell(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 1, "b": 99, "deaf": 99, "c": 1}, deaf=["deaf"])
-    work, told = schedule(processes, [None, None], timeout_s=50)
+    work, reporter = schedule(processes, [None, None], timeout_s=50)
     processes.at[3.0] = lambda: setattr(work, "interrupted", True)
     work.run()
-    assert told.heard == ["+a", "+b", "-a ok", "+deaf", "-b interrupted", "-deaf interrupted"]
+    assert reporter.events == ["+a", "+b", "-a ok", "+deaf", "-b interrupted", "-deaf interrupted"]
     assert [number for _, _, number in processes.signals] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
-    # What an earlier try left is removed before the next.
+
+
+def test_files_of_an_earlier_try_are_removed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"b": 1})  # which was interrupted
     work, _ = schedule(processes)
     work.run()
@@ -146,7 +151,7 @@ KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
 
 ENDS: list[tuple[Status | None, ProcessEnd, str]] = [
     ("ok", ProcessEnd(0, 1.0), "ok"),
-    ("ok", ProcessEnd(SEGV, 1.0), "ok"),  # it crashed on its way out, with all said
+    ("ok", ProcessEnd(SEGV, 1.0), "ok"),  # it crashed after its record was complete
     ("oom", ProcessEnd(1, 1.0), "oom"),
     ("oom", ProcessEnd(KILL, 1.0, timeout_s=9), "oom"),
     ("failed", ProcessEnd(1, 1.0), "failed"),
@@ -165,8 +170,8 @@ ENDS: list[tuple[Status | None, ProcessEnd, str]] = [
 ]
 
 
-def test_the_runs_own_word_then_what_stopped_it_then_what_it_said_as_stored(tmp_path: Path) -> None:
-    said = {}
+def test_the_reason_of_a_failed_cell(tmp_path: Path) -> None:
+    texts = {}
     for number, (left, ended, status) in enumerate(ENDS):
         folder = tmp_path / str(number)
         (folder / CELL.id).mkdir(parents=True)
@@ -181,12 +186,12 @@ def test_the_runs_own_word_then_what_stopped_it_then_what_it_said_as_stored(tmp_
         assert (outcome.reason is None) == (status == "ok")
         how = {"timeout_s": ended.timeout_s, "memory_kills": ended.memory_kills, "left": left}
         more = [f"{name} {value}" for name, value in how.items() if value]
-        said[", ".join([f"code {ended.code}", *more])] = outcome.reason or ""
-    assert len(said) == len(ENDS)
-    assert_stored("sweep/reasons: ended", said)
+        texts[", ".join([f"code {ended.code}", *more])] = outcome.reason or ""
+    assert len(texts) == len(ENDS)
+    assert_stored("sweep/reasons: ended", texts)
 
 
-def test_a_damaged_record_is_none_and_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
+def test_a_damaged_record_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / CELL.id / "version_0").mkdir(parents=True)
     (tmp_path / CELL.id / "version_0" / "run.json").write_text("{")
     outcome = record_outcome(tmp_path, CELL, ProcessEnd(1, 1.0))
@@ -198,7 +203,6 @@ def test_a_damaged_record_is_none_and_a_cell_without_a_run_shows_in_hparams(tmp_
     events.Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"a.x" in content
-    assert any(
-        b"failed: exit code 2" in text for event in events.Tensors("summary") for text in event.tensor_proto.string_val
-    )
+    texts = [text for event in events.Tensors("summary") for text in event.tensor_proto.string_val]
+    assert any(b"failed: exit code 2" in text for text in texts)
     assert memory_kills() >= 0

@@ -20,7 +20,7 @@ def missing(path: Path) -> set[str]:
         return {cell.id for cell in folder.missing()}
 
 
-def test_what_has_an_outcome_is_not_missing_until_its_folder_is_removed(tmp_path: Path) -> None:
+def test_a_cell_with_an_outcome_is_not_missing(tmp_path: Path) -> None:
     cells = plan("a", "b", "c", "d")
     cells.write(tmp_path / PLAN_FILE)
     leave_record(tmp_path, "ok", "a")
@@ -29,7 +29,9 @@ def test_what_has_an_outcome_is_not_missing_until_its_folder_is_removed(tmp_path
     for cell in cells.cells[:2]:
         record_outcome(tmp_path, cell, ProcessEnd(0 if cell.id == "a" else 130, 1.0))
     assert missing(tmp_path) == {"b", "c", "d"}
-    # A cell whose folder is removed is missing again.
+
+
+def test_a_cell_whose_folder_is_removed_is_missing(tmp_path: Path) -> None:
     cells, failed = plan("a", "b"), tmp_path / "failed"
     failed.mkdir()
     cells.write(failed / PLAN_FILE)
@@ -51,29 +53,29 @@ def test_another_plan_or_something_else_is_refused(tmp_path: Path) -> None:
         "seed": plan("a", "b", seed=1),
         "config": plan("a", "b", config_sha256="1"),
     }
-    said = {differs: refusal(UsageError, partial(SweepFolder, tmp_path, other)) for differs, other in others.items()}
-    assert_stored("sweep/refused: another", said, here=tmp_path)
+    messages = {case: refusal(UsageError, partial(SweepFolder, tmp_path, other)) for case, other in others.items()}
+    assert_stored("sweep/refused: another", messages, here=tmp_path)
     assert (tmp_path / "sweep.json").read_text() == before
 
 
-def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:
+def test_of_two_sweeps_that_begin_at_once_the_second_is_refused(tmp_path: Path) -> None:
     first = SweepFolder(tmp_path, plan("a"))
 
     def sleep(seconds: float) -> None:
         first.begin()
         first.__exit__(None, None, None)
 
-    told = refusal(UsageError, lambda: SweepFolder(tmp_path, plan("b"), sleep))
-    assert_stored("sweep/refused: at once", {"the second": told}, here=tmp_path)
+    message = refusal(UsageError, lambda: SweepFolder(tmp_path, plan("b"), sleep))
+    assert_stored("sweep/refused: at once", {"the second": message}, here=tmp_path)
 
 
-def test_folders_of_something_else_are_refused_and_nothing_is_left_of_what_never_began(tmp_path: Path) -> None:
+def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "version_0").mkdir(parents=True)
-    said = {"a run": refusal(UsageError, lambda: SweepFolder(other, plan("a")))}
+    messages = {"a run": refusal(UsageError, lambda: SweepFolder(other, plan("a")))}
     (other / "sweep.json").write_text(json.dumps({"schema_version": 99}))
-    said["a damaged sweep"] = refusal(UsageError, lambda: SweepFolder(other, plan("a")))
-    assert_stored("sweep/refused: something else", said, here=other)
+    messages["a damaged sweep"] = refusal(UsageError, lambda: SweepFolder(other, plan("a")))
+    assert_stored("sweep/refused: something else", messages, here=other)
     # Nothing is left of a sweep that never began.
     with SweepFolder(tmp_path / "logs" / "s", plan("a")):
         pass
@@ -82,7 +84,9 @@ def test_folders_of_something_else_are_refused_and_nothing_is_left_of_what_never
         assert folder.is_new
         folder.begin()
     assert (tmp_path / "logs" / "s" / "sweep.json").exists()
-    # A part that never began removes nothing while another is about to.
+
+
+def test_a_part_that_never_began_removes_nothing(tmp_path: Path) -> None:
     with open_part(tmp_path / "s", "1/2") as first:
         with open_part(tmp_path / "s", "2/2"):
             pass
@@ -98,15 +102,15 @@ def open_part(path: Path, text: str | None, cells: str = "abc") -> SweepFolder:
     return SweepFolder(path, plan(*cells), lambda seconds: None, None if text is None else part_of(text))
 
 
-def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path) -> None:
+def test_parts_run_only_beside_each_other(tmp_path: Path) -> None:
     with open_part(tmp_path / "s", "1/2") as first, open_part(tmp_path / "s", "2/2") as second:
         first.begin()
         assert {cell.id for cell in first.missing()} | {cell.id for cell in second.missing()} == {"a", "b", "c"}
-        said = {
+        messages = {
             f"beside both halves {other or 'the whole'}": refusal(UsageError, partial(open_part, tmp_path / "s", other))
             for other in ("1/2", "2/2", "1/3", None)
         }
-    assert_stored("sweep/refused: part", said, here=tmp_path)
+    assert_stored("sweep/refused: part", messages, here=tmp_path)
     for again in ("1/3", None, "2/2"):
         with open_part(tmp_path / "s", again):
             pass

@@ -1,5 +1,6 @@
 """The options of a sweep; its cells: which, how they are called, and in which order; which part a process runs."""
 
+import re
 import shlex
 import subprocess
 from collections import Counter
@@ -19,7 +20,7 @@ def ids(request: SweepRequest) -> list[str]:
     return [cell.id for cell in plan_of(request, {}).cells]
 
 
-def test_a_cell_is_a_call_of_the_trainers_verbs_which_may_be_swept() -> None:
+def test_a_cell_is_a_call_of_a_trainers_verb() -> None:
     request = SweepRequest(
         name="s",
         log_dir="out",
@@ -41,8 +42,8 @@ def test_a_cell_is_a_call_of_the_trainers_verbs_which_may_be_swept() -> None:
         ["validate", "--log_dir=logs/s", "--name=verb=validate"],
         ["fit", "--a.x=1", "--log_dir=logs/s", "--name=verb=fit,x=1"],
     ]
-    told = refusal(UsageError, lambda: SweepRequest(name="s", grid={"verb": ["fit", "plan"]}))
-    assert_stored("sweep/refused: verb", {"plan": told})
+    message = refusal(UsageError, lambda: SweepRequest(name="s", grid={"verb": ["fit", "plan"]}))
+    assert_stored("sweep/refused: verb", {"plan": message})
     request = SweepRequest(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
     (cell,) = plan_of(request, {"b.yaml": ""}).cells
     assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
@@ -53,28 +54,27 @@ def test_a_cell_is_a_call_of_the_trainers_verbs_which_may_be_swept() -> None:
     assert [cell.arguments[1] for cell in made.cells] == [f"--config=out/s/configs/{name}" for name in made.configs]
 
 
-def test_ids_fit_any_file_system_and_a_call_is_one_line_of_a_shell() -> None:
+def test_a_call_is_one_line_of_a_shell() -> None:
     values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
     for cell in plan_of(SweepRequest(name="s", grid={"a.x": values}), {}).cells:
         line = shell_line(cell)
         assert "\n" not in line
-        said = subprocess.run(
-            ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
-        ).stdout
-        assert said.split("\0")[3:-1] == cell.arguments
-    # Ids are unique and fit any file system.
+        command = ["bash", "-c", f"printf '%s\\0' {line}"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert printed.split("\0")[3:-1] == cell.arguments
+
+
+def test_ids_are_unique_file_names() -> None:
     values = ["a/b", "a b", "../../etc", "[0.9, 0.95]", "x" * 300, "x" * 301, "", "B", "b", "é"]
     cells = ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert len({name.lower() for name in cells}) == 2 * len(values)
     assert all(len(name.encode()) <= 120 for name in cells)
-    assert all(
-        set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789=,._+-") for name in cells
-    )
+    assert all(re.fullmatch(r"[\w=,.+-]+", name, re.ASCII) for name in cells)
     assert cells == ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert cells[6:8] == ["v=0.9-0.95,r0", "v=0.9-0.95,r1"]
 
 
-def test_the_list_is_crossed_with_the_grid_and_names_tell_what_differs() -> None:
+def test_the_list_is_crossed_with_the_grid() -> None:
     grid = {"a.x": ["1", "2"], "a.y": ["3", "4"]}
     assert ids(SweepRequest(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
         *("z=0,x=1,y=3", "z=0,x=1,y=4", "z=0,x=2,y=3", "z=0,x=2,y=4"),
@@ -94,7 +94,7 @@ def test_the_list_is_crossed_with_the_grid_and_names_tell_what_differs() -> None
     ]
 
 
-def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
+def test_each_repeat_has_its_own_order_of_cells() -> None:
     request = SweepRequest(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=1)
     order = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request, {}))]
     passes = [order[i : i + 8] for i in (0, 8, 16)]
@@ -107,14 +107,16 @@ def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
     assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
 
 
-def test_too_many_cells_and_parts_that_are_none_are_refused() -> None:
+def test_too_many_cells_are_refused() -> None:
     grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
     requests = {"values": SweepRequest(name="s", grid=grid), "repeats": SweepRequest(name="s", repeats=20_000_000)}
-    said = {what: refusal(UsageError, partial(plan_of, request, {})) for what, request in requests.items()}
-    assert_stored("sweep/refused: too many", said)
+    messages = {what: refusal(UsageError, partial(plan_of, request, {})) for what, request in requests.items()}
+    assert_stored("sweep/refused: too many", messages)
     request = SweepRequest(name="s", list=[{"a.x": "1"}, {"a.x": "1"}])
     assert_stored("sweep/refused: twice", {"in the list": refusal(UsageError, lambda: plan_of(request, {}))})
-    # What names no part is told in a line.
+
+
+def test_wrong_parts_are_refused() -> None:
     assert part_of("2/8") == SweepPart(2, 8)
     texts = ("0/8", "9/8", "half", "/8", "1/0")
     assert_stored("sweep/refused: no part", {text: refusal(UsageError, partial(part_of, text)) for text in texts})
@@ -133,7 +135,7 @@ def test_a_changed_config_file_makes_another_plan() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
-def test_the_parts_together_are_the_whole_and_none_has_a_cell_of_another(count: int) -> None:
+def test_the_parts_partition_the_whole(count: int) -> None:
     cells = list("abcdefg")
     parts = [SweepPart(number + 1, count).cells_of(cells) for number in range(count)]
     assert sorted(cell for part in parts for cell in part) == cells
@@ -147,15 +149,19 @@ def read_request(arguments: list[str]) -> SweepRequest:
     return OptionsReader("sweep", SweepRequest).read(arguments)
 
 
-def test_the_line_overrides_the_file_and_lists_keep_their_brackets(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("grid: {model.size: [small], data.batch_size: [1]}\nrepeats: 2\n")
     request = read_request([str(tmp_path / "a.yaml"), GRID, "--grid.model.d_ff=8", "--repeats=5"])
     assert request.grid == {"model.size": ["small", "medium"], "data.batch_size": ["1"], "model.d_ff": ["8"]}
     assert request.repeats == 5
-    # Nothing is null as in any yaml and in quotes it is text.
+
+
+def test_an_empty_value_is_null(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("list:\n- a.b:\n- a.b: ~\n- a.b: ''\n- a.b: '~'\n")
     assert [entry["a.b"] for entry in read_request([str(tmp_path / "a.yaml")]).list] == ["null", "null", "", "~"]
-    # Lists keep their brackets and any other option goes to every cell.
+
+
+def test_lists_keep_their_brackets() -> None:
     request = read_request(["--grid.model.betas=[0.9, 0.95],[0.8,0.9]", "--grid.model.note='a, b',c"])
     assert request.grid == {"model.betas": ["[0.9, 0.95]", "[0.8, 0.9]"], "model.note": ["a, b", "c"]}
     assert read_request([GRID, "--devices=0,1"]).devices == ["0", "1"]
@@ -193,9 +199,9 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_or_file_is_told_as_stored(tmp_path: Path) -> None:
-    said = {" ".join(call)[:100] or "nothing": refusal(UsageError, partial(read_request, call)) for call in REFUSED}
-    assert_stored("sweep/refused: call", said)
+def test_wrong_calls_and_files_are_refused(tmp_path: Path) -> None:
+    messages = {" ".join(call)[:100] or "nothing": refusal(UsageError, partial(read_request, call)) for call in REFUSED}
+    assert_stored("sweep/refused: call", messages)
     contents = (
         "grids: {a.b: [1]}",
         "grid: {model: {size: [small]}}",
@@ -204,8 +210,8 @@ def test_a_wrong_call_or_file_is_told_as_stored(tmp_path: Path) -> None:
         "list: {}",
         "[1]",
     )
-    said = {}
+    messages = {}
     for content in contents:
         (tmp_path / "x.yaml").write_text(content)
-        said[content] = refusal(UsageError, lambda: read_request([str(tmp_path / "x.yaml")]))
-    assert_stored("sweep/refused: file", said, here=tmp_path)
+        messages[content] = refusal(UsageError, lambda: read_request([str(tmp_path / "x.yaml")]))
+    assert_stored("sweep/refused: file", messages, here=tmp_path)

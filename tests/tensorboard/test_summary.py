@@ -59,7 +59,7 @@ def metrics(group: dict[str, Any]) -> dict[str, float]:
     return {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
 
 
-def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: Path, ask: Ask) -> None:
+def test_every_run_has_options_and_main_figures(tmp_path: Path, ask: Ask) -> None:
     small = made_record({"model.size": "small", "model.compile": "true"}, forward_s=FORWARD_S)
     large = made_record({"model.size": "large", "model.num_layers": "7"}, status="oom")
     cell = Cell(id="c2", overrides={"model.size": "xl", "data.context_length": "512"}, repeat=0, arguments=["fit"])
@@ -89,7 +89,7 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     assert metrics(second) == metrics(third) == {}
 
 
-def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures_come_first(tmp_path: Path, ask: Ask):
+def test_the_scalars_of_steps_are_no_second_run(tmp_path: Path, ask: Ask):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path / "run")) as writer:
@@ -103,7 +103,7 @@ def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures
     assert list(sessions(ask)) == ["run"]
 
 
-def test_the_summary_is_what_the_terminal_prints_and_no_word_of_it_is_broken(tmp_path: Path, ask: Ask) -> None:
+def test_the_summary_is_what_the_terminal_prints(tmp_path: Path, ask: Ask) -> None:
     name = "x | <img src=//evil> ![y](//evil) `z` **"
     write_hparams(made_entry(tmp_path / "run", name=name))
     [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
@@ -121,7 +121,7 @@ def test_the_summary_is_what_the_terminal_prints_and_no_word_of_it_is_broken(tmp
     assert any(re.search(r"\bforward +3\.000", block) for block in blocks)
 
 
-def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path, ask: Ask) -> None:
+def test_settings_are_all_options_of_the_config(tmp_path: Path, ask: Ask) -> None:
     config = {
         "name": "x",
         "log_dir": str(tmp_path),

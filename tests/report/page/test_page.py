@@ -49,7 +49,7 @@ def page(logs: Path) -> Page:
     return Page(logs / "page.html")
 
 
-def test_nothing_of_a_run_becomes_markup_and_only_known_scripts_run_without_network(page: Page, logs: Path) -> None:
+def test_texts_of_a_run_are_no_markup(page: Page, logs: Path) -> None:
     names = {name for name, _ in page.tags}
     assert not names & {"img", "a", "link", "iframe", "object", "base", "form"}
     assert not [attr for _, attrs in page.tags for attr in attrs if attr.startswith("on")]
@@ -74,7 +74,7 @@ def test_nothing_of_a_run_becomes_markup_and_only_known_scripts_run_without_netw
     assert "plotly.js" in plotly[:200]
 
 
-def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
+def test_the_page_has_the_answers_of_the_tab(tmp_path: Path) -> None:
     folder = made_entry(tmp_path / "logs" / "a", waterfall=made_waterfall()).folder
     made_entry(tmp_path / "logs" / "b", status="oom")
     collection, get = collect([tmp_path / "logs"]), get_from(str(tmp_path / "logs"))
@@ -91,7 +91,7 @@ def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
         assert of_page == nearly({**of_tab, "run": f"logs/{of_tab['run']}"})
 
 
-def test_a_given_table_stands_there_with_values_to_sort_by_and_problems_alone_make_a_page(tmp_path: Path) -> None:
+def test_a_table_of_a_page_has_values_to_sort_by(tmp_path: Path) -> None:
     table = Table(
         [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)],
         [
@@ -123,7 +123,7 @@ def jittered(value: Any, by: random.Random) -> Any:
     return value * by.uniform(0.97, 1.03) if isinstance(value, float) else value
 
 
-def test_a_page_of_110_runs_takes_at_most_3_5_mb_and_leaves_no_run_out(tmp_path: Path) -> None:
+def test_a_page_of_110_runs_takes_at_most_3_5_mb(tmp_path: Path) -> None:
     stored = Path(__file__).parents[2] / "stored" / "0.2" / "tiny" / "version_0"
     table = json.loads((stored / "trace" / "rank0.kernels.json").read_text())
     record = {**WHOLE, "ranks": None, "numerics": None}  # twice the figures of most runs

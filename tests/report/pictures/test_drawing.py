@@ -13,21 +13,9 @@ from lm_profiler.report.pictures.drawing import PART_COLOURS, SERIES_COLOURS
 # 15(6), 2009, table of severity 1.0; for linear RGB.
 SIGHTS = {
     "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 # sRGB to CIE XYZ and its white, IEC 61966-2-1.
 XYZ = np.array(
@@ -60,7 +48,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_measures_know_their_extremes_and_no_line_wears_a_phases_colour() -> None:
+def test_colour_measures_have_known_extremes() -> None:
     assert contrast("#FFFFFF", "#000000") == pytest.approx(21)
     assert difference("#FFFFFF", "#000000", "normal") == pytest.approx(100, abs=0.01)
     assert difference("#FF0000", "#6B6B00", "protanopia") < 20 < difference("#FF0000", "#6B6B00", "normal")
@@ -68,7 +56,7 @@ def test_the_measures_know_their_extremes_and_no_line_wears_a_phases_colour() ->
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_parts_that_touch_in_a_stack_can_be_told_apart(sight: str) -> None:
+def test_parts_that_touch_in_a_stack_have_distinct_colours(sight: str) -> None:
     assert tuple(PART_COLOURS) == PARTS
     for above, below in pairwise(PARTS):
         assert difference(PART_COLOURS[above], PART_COLOURS[below], sight) > 20, (above, below)

@@ -1,4 +1,4 @@
-"""Heat maps, bars and lines of any figure show what the runs say."""
+"""Heat maps, bars and lines of any figure show the figures of the runs."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def swept(tmp_path: Path) -> list[Entry]:
     return entries
 
 
-def test_a_heat_map_has_a_cell_for_each_pair_and_bars_are_as_long_as_the_figure(swept: list[Entry]) -> None:
+def test_heat_maps_and_bars_show_the_figure(swept: list[Entry]) -> None:
     axes = draw("heat", swept, by="context_length").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["64", "256"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["math", "sdpa"]
@@ -40,7 +40,7 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_bars_are_as_long_as_the_figure(
     assert "context 256, math: OOM" in labels
 
 
-def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
+def test_axes_are_logarithmic_on_request(swept: list[Entry]) -> None:
     assert draw("line", swept, by="context_length").axes[0].get_yscale() == "linear"
     axes = draw("line", swept, by="context_length", value="step_s", is_logarithmic=True).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -55,7 +55,7 @@ def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["heat", "bars", "line"])
-def test_a_fact_is_no_figure_and_one_fact_is_no_heat_map(swept: list[Entry], kind: str) -> None:
+def test_pictures_without_a_figure_are_refused(swept: list[Entry], kind: str) -> None:
     with pytest.raises(UsageError, match="differ in exactly two"):
         draw("heat", swept[:2])
     with pytest.raises(UsageError, match="expected a figure such as step_s, given 'attention'"):

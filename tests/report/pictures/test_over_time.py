@@ -21,7 +21,7 @@ from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 
 
-def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
+def test_a_memory_timeline_is_drawn() -> None:
     figure = memory_timelines(titled_timelines([made_timeline()]))
     above, below = figure.axes
     stack = {to_hex(area.get_facecolor()[0]).upper(): area.get_paths()[0].get_extents() for area in above.collections}
@@ -36,7 +36,7 @@ def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["parameters", "gradients", "activations"]
 
 
-def test_two_stand_side_by_side_to_one_scale_and_too_many_are_refused() -> None:
+def test_two_timelines_share_a_scale() -> None:
     half = made_timeline(source="measured", start=[50, *[0] * (len(CAUSE_TITLES) - 1)])
     figure = memory_timelines(titled_timelines([made_timeline(), half], "logs/a"))
     left, right = figure.axes[:2]
@@ -75,16 +75,22 @@ def lanes(folder: Path, hosts: int = 1) -> list[list[tuple[float, float]]]:
     return [[(round(box.x0, 6), round(box.x1, 6)) for box in lane] for lane in spans]
 
 
-def test_each_rank_has_its_bars_any_name_can_be_drawn_and_no_trace_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    write(tmp_path, 0, 5000)
-    write(tmp_path, 1, 5300)
+def test_each_rank_has_its_bars(tmp_path: Path) -> None:
+    write(tmp_path, rank=0, begin_us=5000)
+    write(tmp_path, rank=1, begin_us=5300)
     first = [[(0.1, 0.501)], [(0.4, 0.6)], [(0.5, 0.6)]]
     assert lanes(tmp_path) == [*first, [(0.4, 0.801)], [(0.7, 0.9)], [(0.8, 0.9)]]
     assert lanes(tmp_path, hosts=2) == first * 2  # their clocks have nothing in common
-    # Any name can be drawn and runs without traces are refused.
-    told = refusal(UsageError, lambda: overlap([group_of(tmp_path / "none")]))
-    assert_stored("report/notes: overlap", {"no traces": told})
+
+
+def test_runs_without_traces_are_refused(tmp_path: Path) -> None:
+    message = refusal(UsageError, lambda: overlap([group_of(tmp_path / "none")]))
+    assert_stored("report/notes: overlap", {"no traces": message})
+
+
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+    write(tmp_path, rank=0, begin_us=5000)
+    write(tmp_path, rank=1, begin_us=5300)
     group = group_of(tmp_path)
     group.full_label = name = "</text><script>$x^{_$ & \\frac"
     save_figure(lambda: overlap([group]), tmp_path / "a.svg")

@@ -1,4 +1,4 @@
-"""What is drawn is what the runs say."""
+"""What is drawn are the figures of the runs."""
 
 import xml.etree.ElementTree as ET
 from functools import partial
@@ -22,7 +22,7 @@ from lm_profiler.usage_error import UsageError
 
 @pytest.fixture
 def swept(tmp_path: Path) -> list[Entry]:
-    """Context lengths: the forward pass takes as long as the length says; the longest ran out of memory."""
+    """Context lengths: the forward pass takes time in proportion to the length; the longest ran out of memory."""
     entries = []
     for context, forward_s, gib in ((512, 12e-3, 4), (128, 3e-3, 1)):
         memory = MemoryFacts(measured=MemoryReading(allocated_peak=gib * 2**30), parts={})
@@ -31,19 +31,13 @@ def swept(tmp_path: Path) -> list[Entry]:
     return [*entries, made_entry(tmp_path / "2048", {"data.context_length": "2048"}, status="oom")]
 
 
-def beside(figure: Figure) -> list[str]:
-    """What stands in the column on the right."""
-    [column] = figure.axes[0].child_axes
-    return [tick.get_text() for tick in column.get_yticklabels()]
-
-
 def bars(figure: Figure, row: int) -> dict[str, float]:
     """Width of each bar of a row, by its colour."""
     boxes = [box for box in figure.axes[0].patches if box.get_y() < row < box.get_y() + box.get_height()]
     return {to_hex(box.get_facecolor()).upper(): box.get_width() for box in boxes}
 
 
-def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -> None:
+def test_a_step_is_stacked_from_its_parts(swept: list[Entry]) -> None:
     figure = draw("phases", swept)
     [axes] = figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["128", "512", "2048"]
@@ -52,12 +46,13 @@ def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -
     )
     assert bars(figure, 1)[PART_COLOURS["forward"]] == pytest.approx(12.0)
     assert bars(figure, 2) == {}
-    assert beside(figure) == ["10.0 ms", "19.0 ms", "OOM"]
+    [right_column] = axes.child_axes
+    assert [tick.get_text() for tick in right_column.get_yticklabels()] == ["10.0 ms", "19.0 ms", "OOM"]
     assert "(ms)" in axes.get_xlabel()
     assert axes.get_ylabel() == "context"
 
 
-def test_bars_of_error_are_the_means_interval_and_for_mfu_turned_over(tmp_path: Path) -> None:
+def test_error_bars_are_the_interval_of_the_mean(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run")
     ms = np.array([row.time("step") * 1e3 for row in made_rows() if row.stage == "measure"])
     [bar] = draw("phases", [entry]).axes[0].containers[-1].lines[2][0].get_segments()
@@ -70,7 +65,7 @@ def test_bars_of_error_are_the_means_interval_and_for_mfu_turned_over(tmp_path: 
     assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
 
 
-def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
+def test_memory_is_plotted_against_the_context_length(swept: list[Entry]) -> None:
     figure = draw("memory", swept)
     [axes] = figure.axes
     line, *_ = axes.containers[0].lines
@@ -102,7 +97,7 @@ def saving(folder: Path, options: dict[str, str], saved: int) -> Entry:
     return made_entry(folder, options, memory=MemoryFacts(measured=MemoryReading(), parts={}, held=held))
 
 
-def test_lines_that_coincide_all_have_a_label_and_bytes_have_the_unit_that_fits(tmp_path: Path) -> None:
+def test_lines_that_coincide_all_have_a_label(tmp_path: Path) -> None:
     """Eight series of a few MB, of which compiled ones equal eager ones: each was drawn over another."""
     entries = []
     for attention in ("math", "sdpa"):
@@ -133,9 +128,8 @@ def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suff
         save_figure(partial(draw, "phases", swept), tmp_path / f"{name}{suffix}")
     content = (tmp_path / f"a{suffix}").read_bytes()
     assert content == (tmp_path / f"b{suffix}").read_bytes()
-    assert content.startswith(
-        {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}[suffix]
-    )
+    beginnings = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
+    assert content.startswith(beginnings[suffix])
 
 
 # Overlap needs traces and a heat map two facts: they have tests of their own.
@@ -152,9 +146,9 @@ def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
     assert not any(element.tag.endswith("script") for element in drawn.iter())
 
 
-def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
+def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     run, died = made_entry(tmp_path / "run"), made_entry(tmp_path / "died", status="oom")
-    said = {}
+    messages = {}
     for kind, entry, name, by in (
         ("phases", run, "a.gif", None),
         ("phases", run, "a.svg", "sise"),
@@ -162,6 +156,6 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
         ("mfu", died, "a.svg", None),
     ):
         call = partial(save_figure, partial(draw, kind, [entry], by), tmp_path / name)
-        said[f"{kind} into {name} by {by}"] = refusal(UsageError, call)
-    assert_stored("report/notes: plots", said, here=tmp_path)
+        messages[f"{kind} into {name} by {by}"] = refusal(UsageError, call)
+    assert_stored("report/notes: plots", messages, here=tmp_path)
     assert not list(tmp_path.glob("a.*"))

@@ -1,4 +1,4 @@
-"""What a search is told as: the total, each change, and why some were not kept."""
+"""What is printed of a search: the total, each change, and why some were not kept."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from lm_profiler.report.run.improve_table import improve_table, numerics_text, w
 from lm_profiler.report.tables.formats import lines
 
 
-def test_each_change_has_its_row_and_the_way_down_has_what_was_kept() -> None:
+def test_each_change_has_its_row() -> None:
     table = improve_table(made_improve())
     texts = [[cell.text for cell in row] for row in table.rows]
     assert texts[0] == [
@@ -54,7 +54,7 @@ CASES = {
 }
 
 
-def test_a_search_is_told_as_stored_and_its_setting_can_be_run(tmp_path: Path) -> None:
+def test_printed_searches() -> None:
     assert_stored("report/improve", {case: lines(improve_table(of), 160) for case, of in CASES.items()})
     cases = {
         "by nothing": Numerics(loss=0.0, gradients=0.0, within=True),
@@ -64,7 +64,9 @@ def test_a_search_is_told_as_stored_and_its_setting_can_be_run(tmp_path: Path) -
         "of the loss alone": Numerics(loss=1e-7, gradients=None, within=None),
     }
     assert_stored("report/improve_numerics", {case: numerics_text(of) for case, of in cases.items()})
-    # The setting that was found can be run.
+
+
+def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
     before = improve_table(made_improve(), tmp_path).below
     tmp_path = tmp_path / "it s"  # a shell takes the line as it is
     tmp_path.mkdir()

@@ -12,13 +12,15 @@ from lm_profiler.report.tables.formats import render
 STEPS = 2
 
 
-def row(phase: str, kind: Any, name: str, module: str | None, type_: str | None, count: int, ms: float) -> KernelRow:
+def kernel_row(
+    phase: str, kind: Any, name: str, module: str | None, type_: str | None, count: int, ms: float
+) -> KernelRow:
     """``count`` and ``ms`` are of one step."""
     facts = {"phase": phase, "kind": kind, "module": module, "module_type": type_}
     return made_kernel(name, count * STEPS, ms * 1e-3 * STEPS, **facts)
 
 
-def table(*rows: KernelRow, idle_ms: float = 0.0) -> KernelTable:
+def table_of(*rows: KernelRow, idle_ms: float = 0.0) -> KernelTable:
     """Of ``rows``, and ``idle_ms`` more in each phase's step."""
     phases = {}
     for phase in dict.fromkeys(row.phase for row in rows):
@@ -32,34 +34,34 @@ def table(*rows: KernelRow, idle_ms: float = 0.0) -> KernelTable:
 
 
 WRITTEN_OUT = (
-    row("forward", "matmul", "gemm", "blocks.*.attention.query", "Linear", 3, 2.0),
-    row("forward", "matmul", "gemm", "blocks.*.attention", "SelfAttention", 2, 1.0),
-    row("forward", "softmax", "softmax", "blocks.*.attention", "SelfAttention", 1, 0.5),
-    row("forward", "softmax", "softmax", None, None, 1, 3.5),  # the loss's: not inside attention
-    row("forward", "elementwise", "add", None, None, 4, 2.5),
-    row("backward", "elementwise", "add", None, None, 5, 6.0),
-    row("backward", "matmul", "gemm", "blocks.*.attention", "SelfAttention", 6, 3.5),
+    kernel_row("forward", "matmul", "gemm", "blocks.*.attention.query", "Linear", 3, 2.0),
+    kernel_row("forward", "matmul", "gemm", "blocks.*.attention", "SelfAttention", 2, 1.0),
+    kernel_row("forward", "softmax", "softmax", "blocks.*.attention", "SelfAttention", 1, 0.5),
+    kernel_row("forward", "softmax", "softmax", None, None, 1, 3.5),  # the loss's: not inside attention
+    kernel_row("forward", "elementwise", "add", None, None, 4, 2.5),
+    kernel_row("backward", "elementwise", "add", None, None, 5, 6.0),
+    kernel_row("backward", "matmul", "gemm", "blocks.*.attention", "SelfAttention", 6, 3.5),
 )
 
 
 CASES = {
     # softmax is added up over its callers; softmax inside attention is held against attention's own products
-    "attention written out": table(*WRITTEN_OUT, idle_ms=0.5),
-    "backward has the same largest kernel": table(WRITTEN_OUT[0], WRITTEN_OUT[6]),
-    "fused attention cannot be taken apart": table(
-        row("forward", "attention", "flash_fwd", "blocks.*.attention", "SelfAttention", 1, 1.0), WRITTEN_OUT[4]
+    "attention written out": table_of(*WRITTEN_OUT, idle_ms=0.5),
+    "backward has the same largest kernel": table_of(WRITTEN_OUT[0], WRITTEN_OUT[6]),
+    "fused attention cannot be taken apart": table_of(
+        kernel_row("forward", "attention", "flash_fwd", "blocks.*.attention", "SelfAttention", 1, 1.0), WRITTEN_OUT[4]
     ),
-    "without attention": table(WRITTEN_OUT[4]),
+    "without attention": table_of(WRITTEN_OUT[4]),
 }
 
 
 def test_the_answers_are_as_stored() -> None:
     """10 ms traced against 8 ms timed; 5 FLOPs a score against 2 · 2 · 64."""
-    said = dict(kernel_answers(CASES["attention written out"], forward_s=8e-3, head_width=64))
-    assert "1.25 times" in said["forward in total"]
-    assert "0.020 times their FLOPs" in said["attention, forward"]
-    said = {case: [f"{about}: {text}" for about, text in kernel_answers(of)] for case, of in CASES.items()}
-    assert_stored("report/kernel_answers", said)
+    answers = dict(kernel_answers(CASES["attention written out"], forward_s=8e-3, head_width=64))
+    assert "1.25 times" in answers["forward in total"]
+    assert "0.020 times their FLOPs" in answers["attention, forward"]
+    answers = {case: [f"{about}: {text}" for about, text in kernel_answers(of)] for case, of in CASES.items()}
+    assert_stored("report/kernel_answers", answers)
 
 
 NAME = "void at::native::(anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)"
@@ -75,12 +77,12 @@ TABLE = made_kernels(
 )  # fmt: skip
 
 
-def printed(table: KernelTable) -> list[list[str]]:
+def printed_rows(table: KernelTable) -> list[list[str]]:
     return [line.split() for line in render(kernel_tables(table), "terminal").splitlines()]
 
 
-def test_kinds_by_phase_are_milliseconds_of_one_step_and_the_largest_kernels_follow() -> None:
-    lines = printed(TABLE)
+def test_kinds_by_phase_are_milliseconds_of_one_step() -> None:
+    lines = printed_rows(TABLE)
     assert lines[1:6] == [
         ["phase", "matmul", "softmax", "idle", "busy", "+", "idle"],
         ["forward", "5.000", "1.000", "1.000", "7.000"],
@@ -92,10 +94,10 @@ def test_kinds_by_phase_are_milliseconds_of_one_step_and_the_largest_kernels_fol
     where = ["forward", "softmax", "aten::_softmax", "model.blocks.*.attention"]
     assert lines[7][-8:] == [*where, "2", "1.000", "500.0", "10.0%"]
     assert lines[8] == ["7", "smaller", "rows", "are", "not", "shown", "(together", "7.500", "ms)"]
-    lines = printed(TABLE.model_copy(update={"rows": TABLE.rows * 17}))
+    lines = printed_rows(TABLE.model_copy(update={"rows": TABLE.rows * 17}))
     # two of ours, 1 ms each
     assert lines[22] == ["9", "smaller", "rows", "are", "not", "shown", "(together", "9.500", "ms)"]
-    first, header, *rest = printed(TABLE.model_copy(update={"source": "operators"}))
+    first, header, *rest = printed_rows(TABLE.model_copy(update={"source": "operators"}))
     assert first[:4] == ["operators", "on", "the", "host,"]
     assert header[3:5] == ["no", "operator"]
     assert rest[5 - 1][:3] == ["operator", "phase", "kind"]

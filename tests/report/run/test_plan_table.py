@@ -13,28 +13,30 @@ CASES = {
 }
 
 
-def test_a_plan_stands_beside_the_device_and_an_unknown_allocation_has_its_phase() -> None:
-    said = {}
+def test_printed_plans() -> None:
+    texts = {}
     for case, (planned, is_free) in CASES.items():
         device = Capacity("NVIDIA H100", 80 << 30, is_free)
-        said[case] = plan_table(planned, None, device, planned_floors(planned, device.name)).below[0]
-    assert_stored("report/plan", said)
-    # An allocation of which nothing else is known has its phase.
+        texts[case] = plan_table(planned, None, device, planned_floors(planned, device.name)).below[0]
+    assert_stored("report/plan", texts)
+
+
+def test_an_unknown_allocation_has_its_phase() -> None:
     unknown = Allocation(bytes=1, cause="rest", phase="backward")
     assert origin_text(unknown) == "unknown, in backward"
     assert origin_text(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"
 
 
-def below(planned: Planned) -> str:
+def lines_below(planned: Planned) -> str:
     device = Capacity("NVIDIA H100", 80 << 30, False)
     return "\n".join(plan_table(planned, None, device, planned_floors(planned, device.name)).below)
 
 
-def test_steps_differ_only_if_their_figures_do_and_what_the_floor_lacks_is_named() -> None:
+def test_a_note_reports_steps_that_differ() -> None:
     largest, alike, least = (round(gib * 2**30) for gib in (2.4401, 2.4399, 2.4301))
-    told = "steps need different amounts of memory: the table shows the largest of 2; the smallest is 2.43 GiB"
-    assert "steps differ" not in below(Planned({"forward": largest}, {}, steps=[largest, alike]))
-    assert told in below(Planned({"forward": largest}, {}, steps=[largest, least])).splitlines()
+    note = "steps need different amounts of memory: the table shows the largest of 2; the smallest is 2.43 GiB"
+    assert "steps differ" not in lines_below(Planned({"forward": largest}, {}, steps=[largest, alike]))
+    assert note in lines_below(Planned({"forward": largest}, {}, steps=[largest, least])).splitlines()
     uncounted = ["mine::mm", "npdot (a.py:8)"]
-    assert "mine::mm" not in below(Planned({"forward": 1 << 30}, {}))
-    assert below(Planned({"forward": 1 << 30}, {}, uncounted=uncounted)).count("mine::mm, npdot (a.py:8)") == 1
+    assert "mine::mm" not in lines_below(Planned({"forward": 1 << 30}, {}))
+    assert lines_below(Planned({"forward": 1 << 30}, {}, uncounted=uncounted)).count("mine::mm, npdot (a.py:8)") == 1

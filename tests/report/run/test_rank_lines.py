@@ -17,7 +17,7 @@ def texts(**options: Any) -> list[list[str]]:
     return [[cell.text for cell in row] for row in time_table(made_record(**options)).rows]
 
 
-def test_the_table_has_own_work_and_a_row_for_waiting_and_the_step_keeps_its_interval() -> None:
+def test_the_table_has_rows_for_own_work_and_waiting() -> None:
     assert texts(ranks=made_ranks(world=4, slow=2)) == [
         ["data", "5.000", "5.3%", "5.000", "35.00", "2"],
         ["forward", "20.00", "21.1%", "20.00", "20.00", ""],
@@ -32,7 +32,7 @@ def test_the_table_has_own_work_and_a_row_for_waiting_and_the_step_keeps_its_int
     assert "10.00 [9.99, 10.01]" in table.below[0]
 
 
-def test_a_marked_part_stands_below_its_phase_as_rank_0_timed_it() -> None:
+def test_a_marked_part_stands_below_its_phase() -> None:
     parts = [
         CodePart(name="loss", phase="forward", seconds=9.5e-3, calls=1),
         CodePart(name="copy", phase="transfer", seconds=1e-3, calls=1),  # no rank works in this phase
@@ -45,7 +45,7 @@ def test_a_marked_part_stands_below_its_phase_as_rank_0_timed_it() -> None:
     assert [row[0] for row in rows] == ["data", "forward", rows[2][0], "backward", "optimizer", "waiting", "step"]
 
 
-def slow(rank: int, phase: str, host: str = "node0", **facts: Any) -> SlowRank:
+def slow_rank(rank: int, phase: str = "data", host: str = "node0", **facts: Any) -> SlowRank:
     known: dict[str, Any] = {"excess_s": 0.02, "low_s": None, "high_s": None, "first_step": 6, "last_step": 25}
     return SlowRank(rank=rank, phase=phase, host=host, **{"certain": True, **known, **facts})
 
@@ -63,27 +63,27 @@ SURE = {"kind": "straggler", "rank": 1, "phase": "data", "excess_s": 0.03, "save
 CASES = {
     "one rank": made_ranks(world=2),
     "a finding of a later version": made_ranks(finding=RankFinding(kind="of a later version")),
-    "two ranks": of_one_host(several(slow(0, "data"), slow(2, "data"))),
-    "two ranks in two phases": of_one_host(several(slow(0, "data"), slow(1, "forward", first_step=16))),
-    "one in two phases": of_one_host(several(slow(1, "backward"), slow(1, "forward"), kind="straggler")),
-    "one between steps": of_one_host(several(slow(1, "between steps"), kind="straggler")),
-    "many ranks": of_one_host(several(*(slow(rank, "data") for rank in range(0, 40, 2)))),
+    "two ranks": of_one_host(several(slow_rank(0, "data"), slow_rank(2, "data"))),
+    "two ranks in two phases": of_one_host(several(slow_rank(0, "data"), slow_rank(1, "forward", first_step=16))),
+    "one in two phases": of_one_host(several(slow_rank(1, "backward"), slow_rank(1, "forward"), kind="straggler")),
+    "one between steps": of_one_host(several(slow_rank(1, "between steps"), kind="straggler")),
+    "many ranks": of_one_host(several(*(slow_rank(rank, "data") for rank in range(0, 40, 2)))),
     "other programs may have done it": of_one_host(
-        RankFinding(kind="unsure", slow=[slow(1, "data", certain=False)], doubt="shared machine", steps=20)
+        RankFinding(kind="unsure", slow=[slow_rank(1, "data", certain=False)], doubt="shared machine", steps=20)
     ),
     "but this may be chance": of_one_host(RankFinding(kind="unsure", rank=1, phase="data", doubt="chance", steps=20)),
     "too few steps": of_one_host(RankFinding(kind="unsure", steps=2)),
     "an earlier version's record": of_one_host(RankFinding(**SURE)),
     "a host": made_ranks(
-        world=16, finding=several(*(slow(r, "data", "node1") for r in range(8, 16)), kind="host", host="node1")
+        world=16, finding=several(*(slow_rank(r, "data", "node1") for r in range(8, 16)), kind="host", host="node1")
     ),
-    "one of each of two hosts": made_ranks(world=16, finding=several(slow(0, "data"), slow(8, "data", "node1"))),
+    "one of each of two hosts": made_ranks(world=16, finding=several(slow_rank(0), slow_rank(8, host="node1"))),
     "with a note": made_ranks(notes=["the ring was short"]),
     "no ranks": None,
 }
 
 
-def test_for_whom_the_others_wait_is_told_as_stored_and_is_in_columns() -> None:
+def test_printed_findings_about_ranks() -> None:
     assert_stored("report/ranks", {case: ranks_lines(made_record(ranks=ranks)) for case, ranks in CASES.items()})
     record = made_record(ranks=made_ranks(world=4))
     for name, value in {

@@ -78,7 +78,7 @@ def printed(what: RunRecord, width: int = 120, verbose: bool = False) -> str:
     return "".join(f"{line}\n" for table in tables for line in lines(table, width))
 
 
-def row(text: str, title: str) -> list[str]:
+def row_of(text: str, title: str) -> list[str]:
     """The words of the one line of the table that begins with ``title``."""
     (line,) = [line for line in text.splitlines() if line.startswith(title + "  ")]
     return line.removeprefix(title).split()
@@ -126,7 +126,7 @@ def test_lines_of_a_run_are_as_stored(tmp_path: Path) -> None:
     )
 
 
-def odd(*ratios: float) -> list[OddStep]:
+def odd_steps(*ratios: float) -> list[OddStep]:
     """As they are kept: the farthest from the median first."""
     ratios = sorted(ratios, key=lambda ratio: -abs(ratio - 1))
     return [
@@ -148,7 +148,7 @@ def measured(**memory: Any) -> dict[str, Any]:
     return {"memory": {"parts": {}, **memory}}
 
 
-def noisy(known_to: float) -> RunRecord:
+def noisy_record(known_to: float) -> RunRecord:
     made = made_record()
     steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
     return made.model_copy(update={"steadiness": steadiness})
@@ -166,11 +166,11 @@ SUMMARIES = {
     ),
     "memory by phase, and the causes of the highest peak": made_record(memory=BY_PHASE),
     "on the CPU, what the step holds": made_record(memory=ON_CPU),
-    "a level that is known to 5.04 %": noisy(0.0504),
-    "a level that is known to 5.12 %": noisy(0.0512),
-    "a level that is known to 25 %": noisy(0.254),
+    "a level that is known to 5.04 %": noisy_record(0.0504),
+    "a level that is known to 5.12 %": noisy_record(0.0512),
+    "a level that is known to 25 %": noisy_record(0.254),
     "a plan that took too long": made_record(**measured(**OF_DEVICE), planned={"unknown": "it took more than 20 s"}),
-    "a plan, beside the peak that a device tells": made_record(**measured(**OF_DEVICE), planned=PLANNED),
+    "a plan, beside the peak that a device reports": made_record(**measured(**OF_DEVICE), planned=PLANNED),
     "a plan, beside what forward left on the CPU": made_record(
         **measured(**OF_CPU, held={**HELD, "forward": 990}), planned={**PLANNED, "held": HELD}
     ),
@@ -179,8 +179,8 @@ SUMMARIES = {
     ),
     "the lines that make the host wait, those that do it most first": record(syncs=syncs(1, 3, 2)),
     "no line makes the host wait": record(syncs=[]),
-    "the three slowest of the odd steps": record(odd_steps=odd(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
-    "of fewer slow ones, the fast ones come after them": record(odd_steps=odd(0.1, 0.2, 1.6, 0.5, 1.4)),
+    "the three slowest of the odd steps": record(odd_steps=odd_steps(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
+    "of fewer slow ones, the fast ones come after them": record(odd_steps=odd_steps(0.1, 0.2, 1.6, 0.5, 1.4)),
 }
 
 
@@ -191,13 +191,13 @@ def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
         "data": Floor(seconds=0.0, times=None),
     }
     text = printed(record(floors=floors))
-    assert row(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
-    assert row(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
-    assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
-    assert row(text, "data")[-1] == "10.0%"
+    assert row_of(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
+    assert row_of(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
+    assert row_of(text, "backward")[-3:] == ["0.150", "bytes", "673"]
+    assert row_of(text, "data")[-1] == "10.0%"
     assert "floor" not in printed(record())
     text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
-    assert row(text, "forward")[-2:] == ["20.00", "3.0"]
+    assert row_of(text, "forward")[-2:] == ["20.00", "3.0"]
     assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
     assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
 
@@ -220,9 +220,7 @@ ACTIONS = (
 OTHER = {
     "the longest are named, and the rest is added up": made_record(other_by_owner=owned(4.1e-3, *ACTIONS)),
     # The table's figures are of the mean over ranks: these need not agree with them.
-    "of several ranks it is of the first": made_record(
-        rank_step_s=[0.01, 0.01], other_by_owner=owned(4.1e-3, *ACTIONS)
-    ),
+    "of several ranks it is of the first": made_record(rank_step_s=[0.01] * 2, other_by_owner=owned(4.1e-3, *ACTIONS)),
     "what was measured is unknown": made_record(other_by_owner=owned(None, *ACTIONS[2:4])),
     "nothing was timed": made_record(),
     "no action was seen": made_record(other_by_owner=owned(1.0)),

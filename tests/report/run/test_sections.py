@@ -20,17 +20,17 @@ def full() -> RunRecord:
     return RunRecord.model_validate(WHOLE)
 
 
+IN_MILLISECONDS = ("Terms of the waterfall", "Own work and waiting by phase", "Use of the CPU")
+"""Groups whose titles give the unit."""
+
+
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: RunRecord, group: str) -> None:
+def test_every_figure_of_the_registry_is_on_the_page(full: RunRecord, group: str) -> None:
     cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
     for of in GROUPS[group]:
         assert of.get(full) is not None, of.name
         times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time", "floors")
-        in_ms = times or group in (
-            "Terms of the waterfall",
-            "Own work and waiting by phase",
-            "Use of the CPU",
-        )  # the titles say so
+        in_ms = times or group in IN_MILLISECONDS
         text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
         assert text in cells, of.name
 
@@ -40,33 +40,33 @@ DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
 
 
 @pytest.mark.parametrize("path", [path for path in LISTS if path not in DRAWN])
-def test_so_is_every_row_of_its_lists(full: RunRecord, path: str) -> None:
+def test_every_row_of_a_list_is_on_the_page(full: RunRecord, path: str) -> None:
     tables = [table for table in sections(full) if {of.heading for of in LISTS[path]} <= {*table.titles}]
     expected = {"waterfall.terms": 13, "waterfall.terms[].contributors": 36}  # a row for the step; three of each of 12
     assert [len(table.rows) for table in tables] == [expected.get(path, 3)]
 
 
-def test_80_columns_hold_the_page_and_cut_no_word_of_it(full: RunRecord, tmp_path: Any) -> None:
+def test_80_columns_hold_the_page(full: RunRecord, tmp_path: Any) -> None:
     tables = run_page(full.model_copy(update={"command": "short"}), tmp_path)
     shown_lines = [line for table in tables for line in lines(table, 80) if line != table.title]
     assert max(map(len, shown_lines)) <= 80
     assert "…" not in "".join(shown_lines)
 
 
-def told(record: RunRecord, title: str) -> dict[str, str]:
+def rows_of_section(record: RunRecord, title: str) -> dict[str, str]:
     [section] = [table for table in sections(record) if table.title == title]
     return {row[0].text: row[1].text for row in section.rows}
 
 
-def test_lines_that_synchronize_are_listed_up_to_a_page_and_ranks_are_told_apart() -> None:
+def test_lines_that_synchronize_are_listed() -> None:
     syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
     record = made_record(syncs=syncs)
     [table] = [table for table in sections(record) if "call" in table.titles]
     assert len(table.rows) == 64
     assert table.below == ["and 36 more"]
-    assert told(record, "Synchronization")["synchronizations"] == "5,050"
+    assert rows_of_section(record, "Synchronization")["synchronizations"] == "5,050"
     record = made_record(rank_step_s=[0.010, 0.012])
-    ranks = told(record, "Ranks")
+    ranks = rows_of_section(record, "Ranks")
     assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
     [table] = [table for table in sections(record) if "rank" in table.titles]
     assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
@@ -95,7 +95,7 @@ def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd_s, told",
+    "odd_s, terms",
     [
         (0.002, ["step: 119.4 ms = 117.4 level + 2.0 odd steps (2% of the mean)"]),
         (-0.002, ["step: 115.4 ms = 117.4 level - 2.0 odd steps (-2% of the mean)"]),
@@ -104,11 +104,11 @@ def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
         (5.1e-5, ["step: 117.5 ms = 117.4 level + 0.1 odd steps (0% of the mean)"]),
     ],
 )
-def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: list[str]) -> None:
+def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, terms: list[str]) -> None:
     steadiness = made_record().steadiness
     of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
     record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
-    assert step_lines(record) == told
+    assert step_lines(record) == terms
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told
         ),  # a step takes 10 ms
     ],
 )
-def test_what_passes_between_steps_is_no_share_of_a_step(name: Any, saves_s: float, share: float, end: str) -> None:
+def test_time_between_steps_is_no_share_of_a_step(name: Any, saves_s: float, share: float, end: str) -> None:
     record = made_record(findings=[Finding(name=name, saves_s=saves_s, share=share)])
     assert next_text(record).endswith(end)

@@ -21,13 +21,13 @@ from lm_profiler.report.run.waterfall_text import why_lines
 SHARED = made_contention(0.5, wall_s=10.0, had_s=5.0, waited_s=5.0, others_s=5.0)
 
 
-def run(contention: Contention | None) -> RunRecord:
+def record_with(contention: Contention | None) -> RunRecord:
     floors = {"forward": Floor(seconds=1e-3, bound="compute", times=3.0)}
     return made_record(contention=contention, floors=floors, waterfall=made_waterfall())
 
 
-def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run_and_its_throughput_is_a_lower_bound() -> None:
-    shared, alone = run(SHARED), run(None)
+def test_a_run_on_a_shared_machine_has_no_rates() -> None:
+    shared, alone = record_with(SHARED), record_with(None)
     assert shared.contended
     assert any("floor" in title for title in time_table(alone).titles)
     assert not any("floor" in title for title in time_table(shared).titles)
@@ -36,18 +36,22 @@ def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run_and_its_th
     assert any(character.isdigit() for character in why_lines(alone)[0])
     assert [line.partition(":")[0] for line in why_lines(shared)] == ["why"]
     assert not any(character.isdigit() for line in why_lines(shared) for character in line)
-    # Its times are upper bounds.
-    for lines, least in ((end_lines(run(SHARED)), True), (end_lines(run(None)), False)):
+
+
+def test_times_on_a_shared_machine_are_upper_bounds() -> None:
+    for lines, least in ((end_lines(record_with(SHARED)), True), (end_lines(record_with(None)), False)):
         assert [("at least " in line) for line in lines if "tokens/s" in line] == [least]
-    for record, least in ((run(SHARED), True), (run(None), False)):
+    for record, least in ((record_with(SHARED), True), (record_with(None), False)):
         (value,) = [row[1].text for table in sections(record) for row in table.rows if row[0].text == "tokens/s"]
         assert value.startswith("at least ") == least
-    assert [row[1].text for row in time_table(run(SHARED)).rows] == [row[1].text for row in time_table(run(None)).rows]
+    assert [row[1].text for row in time_table(record_with(SHARED)).rows] == [
+        row[1].text for row in time_table(record_with(None)).rows
+    ]
 
 
 def test_the_lower_bound_includes_what_passed_between_steps() -> None:
     """Known answer: 4 steps, and the same time again between them (not in validation), halve the rate."""
-    record = run(SHARED)
+    record = record_with(SHARED)
     steps_s = record.steps["measure"] * (record.time["step"].mean or 0.0)
     between = [BetweenSteps(what="validation", seconds=7.0, times=1)]
     slowed = record.model_copy(update={"between_steps_s": steps_s + 7.0, "between": between})

@@ -51,48 +51,44 @@ UNKNOWN_BANDWIDTH = made_waterfall(
 )
 FALLS = {
     "the ideal, then the largest, then what is unexplained": made_waterfall(),
-    "a single small term keeps its name, and what took no time is not told": made_waterfall(
+    "a single small term keeps its name, and terms without time are left out": made_waterfall(
         {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}, 100.0
     ),
     "what is unexplained may be negative": made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0),
     "and is shown where it is nothing": made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0),
     "terms that do not add up": made_waterfall({"ideal": 70.0, "gaps": 10.0, "unexplained": 0.0}, 100.0),
     "a term of a later version": made_waterfall(
-        {"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100.0
+        {"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100
     ),
     "a bandwidth that nobody knows": UNKNOWN_BANDWIDTH,
     "a clock that nobody knows": UNKNOWN_CLOCK,
-    "much is unexplained, so that no ceiling is told": made_waterfall(
+    "much is unexplained, so that no ceiling is given": made_waterfall(
         {"ideal": 48.0, "slow_products": 41.0, "unexplained": 11.0}, 100.0
     ),
-    "the traced steps took much more": made_waterfall(
-        {"ideal": 70.0, "slow_products": 41.0, "unexplained": -11.0}, 100.0
-    ),
-    "not quite as much is unexplained": made_waterfall(
-        {"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100.0
-    ),
+    "the traced steps took more": made_waterfall({"ideal": 70.0, "slow_products": 41.0, "unexplained": -11.0}, 100),
+    "not quite as much is unexplained": made_waterfall({"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100),
     "with a note": made_waterfall(notes=["the model's FLOPs take 3 ms"]),
 }
 
 
 def test_the_lines_are_as_stored(tmp_path: Path) -> None:
     """Below the table of a run's end; at the head of its page; the tables of terms, with what is below."""
-    said = {}
+    texts = {}
     for case, fall in FALLS.items():
         record = made_record(waterfall=fall, notes=["one"])
         below = [line for line in time_table(record).below if line.startswith(("why", "note"))]
         head = {row[0].text: row[1].text for row in run_page(record, tmp_path)[0].rows}
-        told = {line.partition(": ")[0]: line.partition(": ")[2] for line in below}
-        assert {name: head.get(name) for name in WORDS[2:]} == {name: told.get(name) for name in WORDS[2:]}
+        values = {line.partition(": ")[0]: line.partition(": ")[2] for line in below}
+        assert {name: head.get(name) for name in WORDS[2:]} == {name: values.get(name) for name in WORDS[2:]}
         terms = waterfall_tables(record)
-        said[case] = [*below, *(line for table in terms for line in (*table.above, *table.below))]
-    assert_stored("report/why", said)
+        texts[case] = [*below, *(line for table in terms for line in (*table.above, *table.below))]
+    assert_stored("report/why", texts)
 
 
 WORDS = ("verdict", "next", "why")
 
 
-def test_lines_stand_below_the_end_table_and_a_run_without_a_waterfall_is_told_why() -> None:
+def test_a_run_without_a_waterfall_has_a_reason() -> None:
     below = time_table(made_record(waterfall=made_waterfall())).below
     first = [line.partition(":")[0] for line in below]
     assert [name for name in first if name in WORDS] == list(WORDS)
@@ -100,17 +96,17 @@ def test_lines_stand_below_the_end_table_and_a_run_without_a_waterfall_is_told_w
     assert why_lines(record) == []
     assert waterfall_tables(record) == []
     assert not [line for line in time_table(record).below if line.startswith("why")]
-    said = {}
+    reasons = {}
     for case, record in runs_without_one().items():
-        told = f"No waterfall: {missing_input(record)}"
+        reason = f"No waterfall: {missing_input(record)}"
         lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
-        asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
-        assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])
-        said[case] = told
-    assert_stored("report/no_why", said)
+        asked_for = bool(record.steps_planned.get("trace"))  # the reason is printed only if a trace was requested
+        assert lines == ([f"why: unknown: {reason.partition(': ')[2]}"] if asked_for else [])
+        reasons[case] = reason
+    assert_stored("report/no_why", reasons)
 
 
-def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
+def test_terms_of_several_traced_steps_have_a_range() -> None:
     made = made_waterfall(traced_steps=3)
     terms = [of.model_copy(update={"low_s": 0.9 * of.seconds, "high_s": 1.2 * of.seconds}) for of in made.terms]
     fall = made.model_copy(update={"terms": terms})
@@ -124,7 +120,7 @@ def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
     assert ends_text(made, made.terms[2]) == ""  # of one step, and of an older version
 
 
-def untraced(**changes: object) -> RunRecord:
+def untraced_record(**changes: object) -> RunRecord:
     steps = {"measure": 20, "memory": 2, "trace": 2}
     return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
 
@@ -136,19 +132,19 @@ def runs_without_one() -> dict[str, RunRecord]:
     ended = {"steps": {"measure": 3}, "notes": ["the loop ended in stage measure, after 3 of its 20 steps"]}
     return {
         "no trace was asked for": made_record(),
-        "no step was traced": untraced(steps={"measure": 20}),
-        "the loop ended before": untraced(**ended),
-        "FLOPs are unknown, as a note says": untraced(
+        "no step was traced": untraced_record(steps={"measure": 20}),
+        "the loop ended before": untraced_record(**ended),
+        "FLOPs are unknown, with a note": untraced_record(
             utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
         ),
-        "no step was looked at for FLOPs": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
-        "FLOPs are unknown": untraced(utilisation=None),
-        "no peak is known": untraced(utilisation=unknown),
-        "no peak is known and none was measured": untraced(
+        "no step was looked at for FLOPs": untraced_record(utilisation=None, steps={"measure": 20, "trace": 2}),
+        "FLOPs are unknown": untraced_record(utilisation=None),
+        "no peak is known": untraced_record(utilisation=unknown),
+        "no peak is known and none was measured": untraced_record(
             utilisation=unknown, notes=["ceiling unknown: it was 90 GFLOP/s now and 116 before"]
         ),
-        "no dtype is known": untraced(utilisation=use.model_copy(update={"dtype": None})),
-        "it failed, as a note says": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
-        "an earlier version ran it": untraced(),
+        "no dtype is known": untraced_record(utilisation=use.model_copy(update={"dtype": None})),
+        "it failed, with a note": untraced_record(notes=["waterfall unknown: KeyError: 'ts'"]),
+        "an earlier version ran it": untraced_record(),
         "the run died": made_record(status="oom"),
     }

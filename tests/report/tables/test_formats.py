@@ -34,20 +34,22 @@ TABLE = Table(
 NASTY = "[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s*\nnew\x1b[31m\u2028\udcff"
 
 
-def nasty() -> Table:
+def nasty_table() -> Table:
     return Table(
         [Heading("name", "run"), Heading("reason", "reason")], [[TableCell(NASTY, NASTY), TableCell("x", "x")]], [NASTY]
     )
 
 
-def test_a_table_is_as_stored_and_any_name_comes_back():
+def test_printed_tables():
     forms = {"terminal": terminal, "Markdown": markdown, "LaTeX": latex, "Typst": typst}
     assert_stored("report/formats", {name: form(TABLE) for name, form in forms.items()})
-    # Whatever is in a name comes back from csv json and parquet.
+
+
+def test_any_name_is_read_back_from_csv_json_and_parquet():
     whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
-    assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
-    assert json.loads(json_text(nasty()))[0]["name"] == whole
-    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
+    assert next(csv.DictReader(io.StringIO(csv_text(nasty_table()), newline="")))["name"] == whole
+    assert json.loads(json_text(nasty_table()))[0]["name"] == whole
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty_table()))).column("name").to_pylist() == [whole]
 
 
 ROWS = [
@@ -56,7 +58,7 @@ ROWS = [
 ]
 
 
-def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
+def test_files_have_si_values_with_intervals():
     text = [{name: "" if value is None else str(value) for name, value in row.items()} for row in ROWS]
     assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
     assert json.loads(json_text(TABLE)) == ROWS
@@ -70,19 +72,23 @@ def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
     ]
 
 
-def test_csv_and_json_give_no_order_to_a_spreadsheet_or_a_terminal():
+def test_csv_contains_no_formula():
     given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
     table = Table([Heading("=x", "x"), Heading("y", "y")], [[TableCell(text), TableCell(-0.5)] for text in given])
     header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
     assert header == ["'=x", "y"]
     assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
     assert {row[1] for row in found} == {"-0.5"}
-    # A carriage return tears no row.
+
+
+def test_a_carriage_return_splits_no_row():
     table = Table([Heading("x", "x"), Heading("y", "y")], [[TableCell("a\rb"), TableCell("c")]])
     assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
     assert csv_text(table).splitlines()[0] == "x,y"
     assert '"a\rb"' in csv_text(table)
-    # Json hides no control from its reader and gives none to a terminal.
+
+
+def test_json_escapes_control_characters():
     given = "\x1b[31m\x9b\x7f\u202e ä"
     text = json_text(Table([Heading("x", "x")], [[TableCell(given)]]))
     assert json.loads(text) == [{"x": given}]
@@ -90,11 +96,11 @@ def test_csv_and_json_give_no_order_to_a_spreadsheet_or_a_terminal():
 
 
 def test_nothing_in_a_name_reaches_the_terminal_or_breaks_markdown():
-    lines = terminal(nasty()).splitlines()
+    lines = terminal(nasty_table()).splitlines()
     assert len(lines) == 3
     assert "\x1b" not in lines[2]
     assert_stored("report/names: terminal", {"a name of marks": lines[2]})
-    row = markdown(nasty()).splitlines()[-1]
+    row = markdown(nasty_table()).splitlines()[-1]
     assert row.count("|") - row.count("\\|") == 3
     assert_stored("report/names: markdown", {"a name of marks": row})
     table = Table(
@@ -105,14 +111,14 @@ def test_nothing_in_a_name_reaches_the_terminal_or_breaks_markdown():
 
 
 def test_nothing_in_a_name_breaks_latex_or_typst():
-    text = latex(nasty())
+    text = latex(nasty_table())
     assert text.splitlines()[0].startswith("% [bold]")
     assert len(text.splitlines()) == 8
     [row] = [line for line in text.splitlines() if line.startswith(" ")][1:]
     assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
     assert row.count("&") - row.count("\\&") == 1
     assert_stored("report/names: latex", {"a name of marks": row})
-    text = typst(nasty())
+    text = typst(nasty_table())
     assert text.splitlines()[0].startswith("// [bold]")
     [row] = [line for line in text.splitlines() if line.startswith('  "')]
     # A string of Typst ends at the first quotation mark without a backslash, as one of JSON does; so do its escapes.
@@ -147,7 +153,7 @@ def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", terminal(table, Screen()))
 
 
-def test_80_columns_cut_no_digit_and_fold_long_words(monkeypatch: pytest.MonkeyPatch):
+def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
     figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
     headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
     rows = [[TableCell(name, name), *(TableCell(0, text) for text in figures)] for name in ("first", "second")]

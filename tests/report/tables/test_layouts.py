@@ -27,10 +27,10 @@ def test_the_layouts_are_as_stored():
         run("b", [(0.0242, 0.0562)] * 3, device=h100),
         run("c", failed=("oom", "no memory left"), size="medium", device=h100),
     ]
-    said = {
+    texts = {
         "blocks: each step, then the summary": terminal(blocks(two)),
         "blocks in Markdown: fenced, and the summary is a table": markdown(blocks([run("a", STEPS)])),
-        "blocks of equal sizes say what tells them apart": terminal(blocks(unlike)),
+        "blocks of equal sizes have the facts that differ": terminal(blocks(unlike)),
         "blocks after other warm-ups: what was left out under a banner each": terminal(
             blocks(judged_after_warmups([warmed], [0, 1], 3)[0])
         ),
@@ -39,18 +39,21 @@ def test_the_layouts_are_as_stored():
             warmups(judged_after_warmups([run("a", STEPS, warmup=[(0.5, 0.5)])], [0, 1], None)[0])
         ),
     }
-    assert_stored("report/layouts", said)
+    assert_stored("report/layouts", texts)
 
 
-def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart():
+def test_wide_has_a_row_for_each_warm_up():
     none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
     some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
     found = wide(judged_after_warmups([none, some], [0, 1], 4)[0]).records()
     facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
     assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
     assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
-    # Wide has a column for all that tells its rows apart.
-    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0, attention="math")
+
+
+def test_wide_has_a_column_for_each_fact_that_differs():
+    both = entry_of_mode("b", forward_s=2.0, backward_s=3.0, optimizer="none")
+    full = entry_of_mode("c", forward_s=4.0, backward_s=6.0, attention="math")
     table = wide([both, full])
     facts = [(row["optimizer"], row["attention"]) for row in table.records()]
     assert facts == [("none", "sdpa"), ("adamw", "math")]
@@ -58,7 +61,9 @@ def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart(
     cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
     rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
     assert [row["repeat"] for row in rows] == [0, 1]
-    # Two devices of a type go by their names.
+
+
+def test_two_devices_of_a_type_have_their_names():
     entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
     titles = [heading.title for heading in devices(entries).headings][-4:]
     assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
@@ -67,20 +72,17 @@ def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart(
 @pytest.mark.parametrize(
     "precision, shown", [("bf16-true", "bfloat16"), ("16-true", "float16"), ("bf16-mixed", "bf16-mixed")]
 )
-def test_wide_names_the_dtype_and_says_where_it_is_mixed(precision: str, shown: str):
+def test_wide_names_mixed_precision(precision: str, shown: str):
     assert wide([run("a", STEPS, precision=precision)]).records()[0]["dtype"] == shown
 
 
-def attention_alone() -> Entry:
-    held = MemoryLevels(start=2**20, forward=5 * 2**20, backward=3 * 2**20, source="allocator")
+def test_wide_of_attention_alone_has_its_memory():
+    held = MemoryLevels(start=1 * 2**20, forward=5 * 2**20, backward=3 * 2**20, source="allocator")
     entry = run("a", STEPS)
     config = {"model": {"d_model": 64, "attention": "math"}, "data": {"batch_size": 8, "context_length": 256}}
     memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
-    return Entry(entry.folder, entry.record.model_copy(update={"config": config, "memory": memory}))
-
-
-def test_wide_of_attention_alone_has_its_width_and_what_it_holds():
-    [row] = wide([attention_alone()]).records()
+    record = entry.record.model_copy(update={"config": config, "memory": memory})
+    [row] = wide([Entry(entry.folder, record)]).records()
     assert list(row) == [
         *("device", "batch_size", "compile", "model", "d_model", "context_length", "dtype"),
         *("fwd avg (sec)", "fwd std (sec)", "back avg (sec)", "back std (sec)"),
@@ -89,19 +91,20 @@ def test_wide_of_attention_alone_has_its_width_and_what_it_holds():
     ]
     assert (row["model"], row["d_model"]) == ("math", 64)
     memory = ("model mem", "model+fwd mem", "model+fwd+back mem", "fwd mem", "back mem")
-    assert [row[name] / 2**20 for name in memory] == [1, 5, 3, 4, -2]
+    assert [row[name] / 2**20 for name in memory] == [1, 5, 3, 5 - 1, 3 - 5]
 
 
-def of_mode(folder: str, forward_s: float, backward_s: float, verb: str = "fit", **options):
+def entry_of_mode(folder: str, forward_s: float, backward_s: float, verb: str = "fit", **options):
     entry = run(folder, [(forward_s - 0.1, backward_s - 0.1), (forward_s + 0.1, backward_s + 0.1)], **options)
     config = {**entry.record.config, "model": {"init_args": {**entry.record.config["model"]["init_args"]}}}
     config["model"]["init_args"]["optimizer"] = options.get("optimizer", "adamw")
     return replace(entry, record=entry.record.model_copy(update={"verb": verb, "config": config}))
 
 
-def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_longer_step():
-    alone = of_mode("a", 1.0, 0.1, verb="validate")
-    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0)
+def test_each_mode_is_timed_by_its_own_runs_if_there_are_any():
+    alone = entry_of_mode("a", forward_s=1.0, backward_s=0.1, verb="validate")
+    both = entry_of_mode("b", forward_s=2.0, backward_s=3.0, optimizer="none")
+    full = entry_of_mode("c", forward_s=4.0, backward_s=6.0)
     keys = ("forward_s", "forward_backward_s", "step_s")
 
     def means(*entries):
@@ -125,8 +128,9 @@ def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_
 
 
 @pytest.mark.parametrize("status, word", [("oom", "OOM"), ("refused", "OOM (planned)")])
-def test_a_mode_that_did_not_fit_says_so_in_its_cell_and_sizes_are_rows(status: str, word: str):
+def test_a_mode_that_did_not_fit_has_the_reason_in_its_cell(status: str, word: str):
     died = run("d", failed=(status, "no memory left"), size="xl")
-    table = modes([of_mode("a", 1.0, 0.1, verb="validate", size="xl"), died, of_mode("b", 1.0, 1.0)])
+    alone = entry_of_mode("a", forward_s=1.0, backward_s=0.1, verb="validate", size="xl")
+    table = modes([alone, died, entry_of_mode("b", forward_s=1.0, backward_s=1.0)])
     assert [[cell.text for cell in row][-1] for row in table.rows] == ["2,000.00 ± 282.84", word]
     assert table.rows[1][-3].value == pytest.approx(1.0)

@@ -16,7 +16,7 @@ def test_the_bus_bandwidth_is_what_a_link_of_a_ring_carries(op: str, ranks: int,
     assert row.bus_bandwidth == pytest.approx(busbw)
 
 
-def test_what_could_not_be_timed_has_a_reason_and_no_figures() -> None:
+def test_collectives_without_a_time_have_a_reason() -> None:
     [row] = link_table([LinkFigures("gloo", 2, "broadcast", 8, [], "not offered")]).records()
     assert row["median_s_status"] == "unknown"
     assert [row[name] for name in ("median_s", "repeats", "algbw_bytes_per_s", "busbw_bytes_per_s")] == [None] * 4

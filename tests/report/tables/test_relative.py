@@ -18,7 +18,7 @@ from lm_profiler.report.tables.table_columns import columns_named
 from lm_profiler.usage_error import UsageError
 
 
-def swept(folder: Path, forward_s: dict[tuple[str, str], float], repeats: int = 1) -> list[Entry]:
+def swept_entries(folder: Path, forward_s: dict[tuple[str, str], float], repeats: int = 1) -> list[Entry]:
     """Runs by attention and context; a step is the forward pass and 7 ms."""
     entries = []
     for number, ((attention, context), seconds) in enumerate(forward_s.items()):
@@ -34,7 +34,7 @@ FORWARD_S = {("sdpa", "128"): 0.003, ("math", "128"): 0.013, ("sdpa", "256"): 0.
 
 
 def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> None:
-    entries = swept(tmp_path, FORWARD_S)
+    entries = swept_entries(tmp_path, FORWARD_S)
     groups = repeats_together(entries)
     columns = columns_named(["attention", "context_length", "step_s"], entries)
     baseline = baseline_named("attention=sdpa", groups)
@@ -57,14 +57,14 @@ def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> N
     assert [row[index].value for row in table.rows] == pytest.approx([1, 20 / 10, 1, 30 / 20], rel=1e-3)
 
 
-def test_repeats_give_the_interval_and_rows_without_a_baseline_stay_empty(tmp_path: Path) -> None:
-    groups = repeats_together(swept(tmp_path, FORWARD_S, repeats=3))
+def test_repeats_have_an_interval(tmp_path: Path) -> None:
+    groups = repeats_together(swept_entries(tmp_path, FORWARD_S, repeats=3))
     columns = columns_named(["step_s"], groups[0])
     table = with_relative(runs_table(groups, columns), groups, baseline_named("attention=sdpa", groups))
     cell = table.rows[1][1]
     assert cell.low < 20.13 / 10.03 < (cell.high or 0)
     some = {key: seconds for key, seconds in FORWARD_S.items() if key != ("sdpa", "256")}
-    groups = repeats_together(swept(tmp_path, some))
+    groups = repeats_together(swept_entries(tmp_path, some))
     columns = columns_named(["step_s"], groups[0])
     table = with_relative(runs_table(groups, columns), groups, baseline_named("attention=sdpa", groups))
     assert [row[1].value is None for row in table.rows] == [False, False, True]
@@ -72,7 +72,7 @@ def test_repeats_give_the_interval_and_rows_without_a_baseline_stay_empty(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("attention=flash", "found none; attention is sdpa, math"),
         ("attention", "such as attention=sdpa"),
@@ -81,9 +81,9 @@ def test_repeats_give_the_interval_and_rows_without_a_baseline_stay_empty(tmp_pa
         ("nothing=1", "given 'nothing'"),
     ],
 )
-def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    groups = repeats_together(swept(tmp_path, FORWARD_S))
-    with pytest.raises(UsageError, match=said):
+def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    groups = repeats_together(swept_entries(tmp_path, FORWARD_S))
+    with pytest.raises(UsageError, match=message):
         baseline_named(text, groups)
 
 
@@ -96,13 +96,13 @@ def pivoted(entries: list[Entry], across: list[str], baseline: str, value: str =
 def test_a_pivot_ends_with_how_many_times_faster_each_column_is(tmp_path: Path) -> None:
     """As in reports on attention: | seq_len | regular | triton_flash | triton vs regular |, with 3.79x."""
     some = {**FORWARD_S, ("math", "512"): 0.05, ("sdpa", "1024"): 0.08}
-    table = pivoted(swept(tmp_path, some), ["attention"], "attention=math")
+    table = pivoted(swept_entries(tmp_path, some), ["attention"], "attention=math")
     assert [heading.title for heading in table.headings] == ["context", "math", "sdpa", "sdpa vs math"]
     assert [row[3].text.partition(" ")[0] for row in table.rows] == ["4.33x", "1.77x", "—", "—"]
     faster = table.rows[0][3]
     assert faster.value == pytest.approx(13 / 3, rel=1e-3)
     assert faster.low < 13 / 3 < (faster.high or 0)
-    rates = pivoted(swept(tmp_path / "rates", FORWARD_S), ["attention"], "attention=math", "tokens_per_s")
+    rates = pivoted(swept_entries(tmp_path / "rates", FORWARD_S), ["attention"], "attention=math", "tokens_per_s")
     assert rates.rows[0][3].value == pytest.approx(20 / 10, rel=1e-3)  # more tokens, not fewer
     with pytest.raises(UsageError, match="in the columns of the pivot"):
-        pivoted(swept(tmp_path, FORWARD_S), ["d_model"], "attention=math")
+        pivoted(swept_entries(tmp_path, FORWARD_S), ["d_model"], "attention=math")

@@ -24,18 +24,18 @@ def failed(status: str, options: Sequence[str] = ()) -> Entry:
     return replace(entry, record=entry.record.model_copy(update={"command": COMMAND, "failure": failure}))
 
 
-def test_what_would_fit_is_offered_as_stored_and_to_no_other_run() -> None:
+def test_remedies_of_runs_that_did_not_fit() -> None:
     arguments = ["fit", "--config=a b.yaml", "--log_dir=logs/sweep", "--name=cell"]
     cells = [Cell(id=f"cell,r{repeat}", overrides={}, repeat=repeat, arguments=arguments) for repeat in range(2)]
     found = failed("refused", ["--model.size=large"])
-    said = {
+    messages = {
         "what was planned to fit": remedies([failed("refused", ["--model.optimizer=sgd", "--model.size=large"])]),
         "nothing was planned": remedies([failed("oom")]),
-        "a cell, told once, without the sweep's folder": remedies(
+        "a cell, listed once, without the sweep's folder": remedies(
             [replace(found, cell=cell, folder=Path(cell.id)) for cell in cells]
         ),
     }
-    assert_stored("report/remedies", said)
+    assert_stored("report/remedies", messages)
     assert remedies([failed("failed"), failed("interrupted")]) == []
 
 
@@ -59,7 +59,7 @@ def checkpointed(every: str, peak_gib: float, measured: bool, status: str = "ok"
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_the_smallest_peak_of_checkpoints_is_named_with_its_neighbours_and_its_cost(measured: bool) -> None:
+def test_the_smallest_peak_of_checkpoints_is_named(measured: bool) -> None:
     (line,) = best_checkpoints([checkpointed(every, peak, measured) for every, peak in PEAKS.items()])
     best, beside, cost = line.split("; ")
     assert best.startswith("checkpoint_every=2 ")
@@ -70,17 +70,19 @@ def test_the_smallest_peak_of_checkpoints_is_named_with_its_neighbours_and_its_c
     assert low < ratio == 1.25 < high
 
 
-def test_cells_that_differ_in_more_are_told_apart_and_each_sweep_has_its_best() -> None:
-    alike = [checkpointed(every, 3.0, True, **{"data.batch_size": "4"}) for every in ("2", "null")]
-    others = [checkpointed(every, peak, True, **{"data.batch_size": "8"}) for every, peak in PEAKS.items()]
+def test_cells_that_differ_in_other_options_are_separate() -> None:
+    alike = [checkpointed(every, peak_gib=3.0, measured=True, **{"data.batch_size": "4"}) for every in ("2", "null")]
+    others = [checkpointed(every, peak, measured=True, **{"data.batch_size": "8"}) for every, peak in PEAKS.items()]
     none, two = best_checkpoints([*alike, *others])
     assert none.split()[:2] == ["data.batch_size=4:", "checkpoint_every=null"]
     assert two.split()[:2] == ["data.batch_size=8:", "checkpoint_every=2"]
     assert best_checkpoints(others[:1]) == best_checkpoints([run("a")]) == []
-    refused = checkpointed("null", 1.0, True, status="refused")
+    refused = checkpointed("null", peak_gib=1.0, measured=True, status="refused")
     (line,) = best_checkpoints([replace(refused, record=None), *others[1:]])
     assert line.count("; ") == 1  # nothing to hold its time against
-    # Each of two sweeps has its best checkpoints.
+
+
+def test_each_sweep_has_its_best_checkpoints() -> None:
     entries = []
     for sweep, best in (("a", "1"), ("b", "2")):
         for every in ("null", "1", "2"):

@@ -1,4 +1,4 @@
-"""Tables of runs made by hand: what is shown, what is said once, what repeats and groups have together."""
+"""Tables of runs made by hand: what is in columns, what is printed once, what repeats and groups share."""
 
 from stored_texts import assert_stored
 from tabled import run
@@ -14,22 +14,22 @@ from lm_profiler.report.tables.table_columns import column
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 
 
-def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
+def test_facts_that_differ_are_columns():
     entries = [run("a", FAST, name="a"), run("b", SLOW, name="b", size="xl", batch_size=8)]
     died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
     unknown = [Entry(of.folder, of.record.model_copy(update={"model": None, "config": None})) for of in (died,) * 2]
     by = [column("size")]
     unlike = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
-    said = {
+    tables = {
         "two runs": runs_table(repeats_together(entries)),
         "a reason names its run": runs_table(repeats_together([run("a", FAST, name="a"), died])),
         "what most rows do not know": runs_table(repeats_together([run("a", FAST, name="a"), *unknown])),
         "unlike runs share a row": runs_table(list(group_by_facts(unlike, by).values()), by=by),
     }
-    assert_stored("report/rows", {case: terminal(table) for case, table in said.items()})
+    assert_stored("report/rows", {case: terminal(table) for case, table in tables.items()})
 
 
-def test_a_pivot_says_why_a_cell_has_no_figure_and_of_how_many_runs_it_is():
+def test_a_cell_of_a_pivot_has_a_reason_or_its_number_of_runs():
     entries = [
         run("a", FAST),
         run("b", SLOW, precision="bf16-mixed"),
@@ -70,6 +70,6 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert [heading.title for heading in table.headings][:2] == ["run", "trainer.gradient_clip_val"]
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
-    said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(runs_table([entries[:2]]))}
-    assert_stored("report/tables: left open", said)
+    texts = {"one that knows nothing": terminal(table), "the others, in one row": terminal(runs_table([entries[:2]]))}
+    assert_stored("report/tables: left open", texts)
     assert [group.values for group in bar_groups(entries[:2])] == [(1.0,), (None,)]

@@ -18,7 +18,7 @@ SHARES = {"memory_bound_share": 0.25, "communication_share": 0.0}
 TABLE = made_kernels(ROWS, PHASES, 0.5, rest=Rest(rows=1, count=1, total_s=0.01), **SHARES)
 
 
-def made(folder: Path, *tables: KernelTable, **options: Any) -> Any:
+def entry_with_tables(folder: Path, *tables: KernelTable, **options: Any) -> Any:
     entry = made_entry(folder / "run", **options)
     (entry.folder / "trace").mkdir()
     for rank, table in enumerate(tables):
@@ -26,8 +26,8 @@ def made(folder: Path, *tables: KernelTable, **options: Any) -> Any:
     return entry
 
 
-def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Path) -> None:
-    blocks = shown("kernels", made(tmp_path, TABLE))
+def test_the_view_shows_where_the_time_went(tmp_path: Path) -> None:
+    blocks = shown("kernels", entry_with_tables(tmp_path, TABLE))
     series = series_of(titled(blocks, "Time by phase and kind"))
     assert {name: drawn["x"] for name, drawn in series.items()} == {"matmul": [210, 210], "idle": [50, 50]}
     assert series["matmul"]["y"] == ["forward", "step"]
@@ -49,8 +49,8 @@ def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Pat
     assert "1 smaller rows are not shown (together 5.000 ms)" in text_of([largest])
 
 
-def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -> None:
-    entry = made(tmp_path, TABLE)
+def test_tables_of_ranks_are_in_order(tmp_path: Path) -> None:
+    entry = entry_with_tables(tmp_path, TABLE)
     for rank in (2, 10):
         TABLE.write(entry.folder / "trace" / f"rank{rank}.kernels.json")
     (entry.folder / "trace" / "rank1.kernels.json").write_text("{")
@@ -60,17 +60,17 @@ def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -
     assert "rank1.kernels.json" in text_of(damaged)
 
 
-def test_kinds_and_phases_of_a_later_version_are_drawn(tmp_path: Path) -> None:
+def test_kinds_of_a_later_version_are_drawn(tmp_path: Path) -> None:
     later = json.loads(TABLE.model_dump_json())
     later["phases"]["melting"] = json.loads(json.dumps(later["phases"]["forward"]).replace("matmul", "melted"))
-    entry = made(tmp_path, TABLE)
+    entry = entry_with_tables(tmp_path, TABLE)
     (entry.folder / "trace" / "rank0.kernels.json").write_text(json.dumps(later))
     series = series_of(titled(shown("kernels", entry), "Time by phase and kind"))
     assert series["melted"]["y"] == ["forward", "melting", "step"]
     assert series["melted"]["x"] == [0, 210, 210]
 
 
-def test_a_run_without_kernels_says_why(tmp_path: Path) -> None:
+def test_a_run_without_kernels_has_a_reason(tmp_path: Path) -> None:
     untabled = made_entry(tmp_path / "untabled")
     write_trace(untabled.folder)
     whys = {

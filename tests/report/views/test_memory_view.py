@@ -13,7 +13,7 @@ from lm_profiler.record.run_record import MemoryCauses, MemoryFacts, MemoryReadi
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
 
 
-def memory(**causes: int) -> MemoryFacts:
+def memory_facts(**causes: int) -> MemoryFacts:
     none = dict.fromkeys(MemoryCauses.model_fields, 0)
     held = {"forward": MemoryCauses(**none | {"parameters": 100}), "backward": MemoryCauses(**none | causes)}
     return MemoryFacts(measured=MemoryReading(allocated_peak=2**31), parts={}, causes=held)
@@ -26,7 +26,7 @@ def with_timelines(folder: Path, *sources: str, **options: Any) -> list[Any]:
     return shown("memory", entry)
 
 
-def test_the_stack_reaches_the_peak_and_names_phases(tmp_path: Path) -> None:
+def test_the_stack_reaches_the_peak(tmp_path: Path) -> None:
     blocks = with_timelines(tmp_path, "planned")
     timeline = made_timeline()
     card = titled(blocks, "Bytes in use over one step")
@@ -43,16 +43,18 @@ def test_the_stack_reaches_the_peak_and_names_phases(tmp_path: Path) -> None:
     assert rows_of(titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
 
 
-def test_plan_and_history_have_one_scale_and_unknown_memory_says_why(tmp_path: Path) -> None:
+def test_plan_and_history_share_a_scale(tmp_path: Path) -> None:
     charts = of_kind(with_timelines(tmp_path, "planned", "measured"), "chart")
     assert len(charts) == 2
     assert charts[0]["layout"]["yaxis"]["range"] == charts[1]["layout"]["yaxis"]["range"]
-    # A run whose memory is unknown says why.
+
+
+def test_unknown_memory_has_a_reason(tmp_path: Path) -> None:
     assert "--check_memory=true" in text_of(with_timelines(tmp_path / "none"))
 
 
-def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_path: Path) -> None:
-    blocks = with_timelines(tmp_path, memory=memory(parameters=100, gradients=100, activations_and_rest=200))
+def test_causes_have_one_colour_in_all_pictures(tmp_path: Path) -> None:
+    blocks = with_timelines(tmp_path, memory=memory_facts(parameters=100, gradients=100, activations_and_rest=200))
     card = titled(blocks, "Measured")
     assert "Most memory is held in backward: 400 B." in text_of([card])
     rows = bars_of(card)

@@ -19,7 +19,7 @@ def charts_of(blocks: list[Any]) -> dict[str, Any]:
     return {choice["title"]: choice["blocks"][0] for choice in choice["choices"]}
 
 
-def test_the_verdict_the_picture_and_the_table_come_first_and_the_rest_is_folded(tmp_path: Path) -> None:
+def test_verdict_picture_and_table_come_first(tmp_path: Path) -> None:
     blocks = shown("run", made_entry(tmp_path / "run"))
     assert [block["kind"] for block in blocks] == ["card"] * 3 + ["fold"] * (len(blocks) - 3)
     head, steps, phases, *_ = blocks
@@ -81,13 +81,15 @@ def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
     assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]
 
 
-def test_a_run_that_died_or_has_damaged_steps_shows_the_rest(tmp_path: Path) -> None:
+def test_a_run_that_died_shows_what_it_has(tmp_path: Path) -> None:
     blocks = shown("run", made_entry(tmp_path / "died", status="oom"))
     [error] = [block["text"] for block in of_kind(blocks, "line") if block.get("look") == "error"]
     assert error == "oom in setup: OutOfMemoryError: no memory left"
     assert of_kind(blocks, "chart") == []
     assert "Time by phase" not in [block["title"] for block in blocks]
-    # A damaged file of steps hides no other part.
+
+
+def test_damaged_steps_hide_no_other_part(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "a", started="yesterday")
     (entry.folder / "steps.csv").write_text("no steps")
     blocks = shown("run", entry)

@@ -12,7 +12,7 @@ from lm_profiler.record.watch_files import append_lines as append
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 
-def test_a_watched_run_shows_its_steps_events_and_ledger(tmp_path: Path) -> None:
+def test_a_watched_run_is_shown(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "watched")
     sketches = [Sketch.from_seconds(np.full(1000, 0.1 if window < 20 else 0.12)) for window in range(40)]
     windows = [
@@ -41,7 +41,7 @@ def test_a_watched_run_shows_its_steps_events_and_ledger(tmp_path: Path) -> None
     assert len(series_of(titled(shown("watch", entry), "Step time"))["mean"]["x"]) == 40
 
 
-def test_a_stall_does_not_flatten_the_curves_and_a_run_that_was_not_watched_says_how_to(tmp_path: Path) -> None:
+def test_a_stall_does_not_flatten_the_curves(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "stalled")
     seconds = [np.full(1000, 0.005) for _ in range(40)]
     seconds[20][500] = 90.0

