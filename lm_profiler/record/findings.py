@@ -216,6 +216,7 @@ NeedlessReason = Literal[
     "sliced",  # a loop takes slices, each of which gets a gradient as large as the whole tensor
     "order",  # a product of three matrices whose other order takes fewer multiplications
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
+    "small_parameters",  # many small parameters are stacked in each step
     "renormalized",  # an embedding with ``max_norm`` renormalizes its rows one by one
     "indexed",  # copies rows by ``x[index]``, which ``index_select`` does faster
     "transposed",  # the loss of transposed logits

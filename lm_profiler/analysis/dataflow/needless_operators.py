@@ -38,6 +38,7 @@ from lm_profiler.analysis.dataflow.repeats import (
 )
 from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.slices import gradients_of_slices
+from lm_profiler.analysis.dataflow.small_parameters import calls_on_small_parameters
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
 from lm_profiler.analysis.dataflow.transposed_logits import (
     calls_on_transposed_logits,
@@ -69,6 +70,7 @@ _OF_SMALL_CALLS = (
     "accumulated",
     "looped",
     "cells",
+    "small_parameters",
 )  # the reasons that are about small calls
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
@@ -154,6 +156,11 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
     yield "unused_rows", unused_rows, step.place_of(tables)
+    small_parameters = calls_on_small_parameters(step)
+    stacks = [
+        number for number in small_parameters if step.calls[number].phase == _FORWARD
+    ]
+    yield "small_parameters", small_parameters, step.place_of(stacks)
     yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
     yield "indexed", calls_of_indexing(step), None
     yield "transposed", calls_on_transposed_logits(step), None

@@ -941,6 +941,14 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "small_parameters",
+        _on_operators(
+            "Make one parameter of the many small ones that {code} stacks in each step, such as a table: autograd and "
+            "the optimizer handle each parameter on its own."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "renormalized",
         _on_operators(
             "Renormalize all rows of the embedding in {code} at once after each update (weight.data.renorm_) instead "

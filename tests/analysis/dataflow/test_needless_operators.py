@@ -321,6 +321,24 @@ def logits_of_a_convolution(step: Step, hidden: Tensor, labels: Tensor) -> Tenso
     return functional.cross_entropy(logits, labels.view(8, 10))
 
 
+def small_parameters_of(step: Step) -> list[nn.Parameter]:
+    """The same in each step."""
+    if len(step.generator.param_groups) == 1:
+        new_parameters = [nn.Parameter(torch.zeros(WIDTH)) for _ in range(CLASSES)]
+        step.generator.add_param_group({"params": new_parameters})
+    parameters: list[nn.Parameter] = step.generator.param_groups[1]["params"]
+    return list(parameters)
+
+
+def stacked_parameters(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    table = torch.stack(small_parameters_of(step))  # here
+    return plain(step, hidden + functional.embedding(labels, table), labels)
+
+
+def norm_of_small_parameters(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    return plain(step, hidden, labels) + torch.cat(small_parameters_of(step)).norm()
+
+
 def permuted_copies(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     for _ in range(4):
         hidden = (2.0 * hidden).T.contiguous()  # here
@@ -410,6 +428,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (layer_on_edges, "gathered", "backward"),
         (indexed_rows, "indexed", "backward"),
         (transposed_logits, "transposed", "backward"),
+        (stacked_parameters, "small_parameters", "optimizer"),
         (permuted_copies, "copied", "forward"),
         (penalty_without_weight, "cancelled", "backward"),
         (costly_penalty, "side_work", "backward"),
@@ -711,6 +730,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (masked_and_paired_elements, "indexed"),
+        (norm_of_small_parameters, "small_parameters"),
         (logits_of_a_convolution, "transposed"),
         (dead_activations, "zeros"),
         (sparse_activations, "zeros"),
