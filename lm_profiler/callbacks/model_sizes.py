@@ -48,8 +48,8 @@ def parameters_in_products(module: nn.Module) -> int | None:
     in_all = elements(module.parameters())
     if not in_experts:
         return in_all - in_look_ups
-    experts = _in_config(module, _EXPERTS_NAMES)
-    experts_per_token = _in_config(module, _EXPERTS_PER_TOKEN_NAMES)
+    experts = _integer_in_config(module, _EXPERTS_NAMES)
+    experts_per_token = _integer_in_config(module, _EXPERTS_PER_TOKEN_NAMES)
     if not experts or not experts_per_token:
         return None
     in_experts_of_token = in_experts * experts_per_token // experts
@@ -65,8 +65,8 @@ def _embeddings_without_products(module: nn.Module) -> Iterator[nn.Parameter]:
             continue
         for weight in part.parameters(recurse=False):
             ids_in_other_layers.add(id(weight))
-    is_tied = bool(_in_config(module, _TIED_NAMES))
-    vocabulary = _in_config(module, _SIZE_NAMES["vocabulary"])
+    is_tied = bool(_integer_in_config(module, _TIED_NAMES))
+    vocabulary = _integer_in_config(module, _SIZE_NAMES["vocabulary"])
     for weight_id, weight in embeddings.items():
         has_row_per_token = weight.shape[0] == vocabulary
         is_tied_by_config = is_tied and has_row_per_token
@@ -93,7 +93,7 @@ def _holds_experts(path: str, part: nn.Module) -> bool:
     return "experts" in path.split(".") or "Experts" in class_name
 
 
-def _in_config(module: nn.Module, names: Iterable[str]) -> int | None:
+def _integer_in_config(module: nn.Module, names: Iterable[str]) -> int | None:
     """Return the first integer with one of ``names`` in the configs of the parts of ``module``; None without one."""
     for part in module.modules():
         value = _first_integer(vars(part).get("config"), names)

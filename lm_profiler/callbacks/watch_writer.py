@@ -198,7 +198,7 @@ class WatchWriter:
         self._add_events(self.run.finish())
         self._compare_ranks(last.now_ns, last=True)
         self.ledger.close(last.now_ns)
-        self._complete_window(self.output.end_window())
+        self._keep_window_figures(self.output.end_window())
         self._end_live_row()
         self.output.write_lines()
         now_ns = self.clock()
@@ -358,9 +358,10 @@ class WatchWriter:
             held_bytes=hand_over.held_bytes,
             peak_bytes=hand_over.peak_bytes,
         )
-        self._complete_window(self.output.add_to_window(steps))
+        self._keep_window_figures(self.output.add_to_window(steps))
 
-    def _complete_window(self, window: WatchWindow | None) -> None:
+    def _keep_window_figures(self, window: WatchWindow | None) -> None:
+        """Keep the figures of a complete window for the training thread, which sends them to the trackers."""
         if window is not None:
             self.unsent.append((window_figures(window), self._newest.global_step))
 
@@ -434,7 +435,7 @@ class WatchWriter:
         if self._stalled_place or quiet_s < least_s:
             return
         self._stalled_place = place
-        possible_causes = (self._running_line(), self._pending_collectives())
+        possible_causes = (self._running_line(), self._pending_collective())
         causes = [cause for cause in possible_causes if cause]
         self._report_stall(place, quiet_s, ", ".join(causes) or None)
 
@@ -445,8 +446,8 @@ class WatchWriter:
             signs_ns.append(innermost_span.begin_ns)
         return max(signs_ns)
 
-    def _pending_collectives(self) -> str | None:
-        """Return the collective calls that have not ended, if torch's flight recorder knows of any."""
+    def _pending_collective(self) -> str | None:
+        """Return the oldest collective call that has not ended, if torch's flight recorder knows of one."""
         if self.world_size == 1:
             return None
         dump = flight_recorder(self.device.type)

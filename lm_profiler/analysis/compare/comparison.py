@@ -486,8 +486,8 @@ def _token_rate_change(
     tokens_a = typical_value(counts_a)
     tokens_b = typical_value(counts_b)
     rates = RateChange(
-        a_per_s=tokens_a / step.a_s * _certain_share(a),
-        b_per_s=tokens_b / step.b_s * _certain_share(b),
+        a_per_s=tokens_a / step.a_s * _certain_share_of_rate(a),
+        b_per_s=tokens_b / step.b_s * _certain_share_of_rate(b),
         interval=None,
         verdict="UNCLEAR",
         a_bound="at least" if a.is_contended else None,
@@ -513,7 +513,7 @@ def _token_rate_change(
     return replace(rates, interval=rate, verdict=verdict)
 
 
-def _certain_share(side: Side) -> float:
+def _certain_share_of_rate(side: Side) -> float:
     """Return the share of the side's rate that is certain; 1 if no other program used the machine."""
     shares = []
     for run in side.runs:

@@ -82,16 +82,6 @@ def ranks_of(
     ranks_of_host: dict[str, list[int]] = {}
     for timeline in comparable:
         ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
-    times_of_ranks = []
-    for index in _ranks_to_show(own_s):
-        times = RankTimes(
-            rank=numbers[index],
-            host=hosts[index],
-            own_s=_by_part(own_s[index]),
-            waiting_s=_by_part(waiting_s[index]),
-            own_by_column_s=own_s[index, -_COLUMNS:].sum(axis=1).tolist(),
-        )
-        times_of_ranks.append(times)
     notes = []
     missing = world - len(comparable)
     if missing:
@@ -109,13 +99,30 @@ def ranks_of(
         own=_spreads_over_ranks(own_s, numbers),
         waiting=_spreads_over_ranks(waiting_s, numbers),
         waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
-        by_rank=times_of_ranks,
+        by_rank=_times_of_ranks(group, own_s, waiting_s),
         columns=judged_steps[-_COLUMNS:].tolist(),
         finding=finding(work, group),
         witness=witness,
         notes=notes,
         **communication_figures(traced, waiting_of_rank_0_s),
     )
+
+
+def _times_of_ranks(
+    group: ReportingRanks, own_s: Seconds, waiting_s: Seconds
+) -> list[RankTimes]:
+    """Return the times of the ranks to show; ``own_s`` and ``waiting_s`` are [rank, step, part]."""
+    times_of_ranks = []
+    for index in _ranks_to_show(own_s):
+        times = RankTimes(
+            rank=group.numbers[index],
+            host=group.hosts[index],
+            own_s=_by_part(own_s[index]),
+            waiting_s=_by_part(waiting_s[index]),
+            own_by_column_s=own_s[index, -_COLUMNS:].sum(axis=1).tolist(),
+        )
+        times_of_ranks.append(times)
+    return times_of_ranks
 
 
 def _is_comparable(timeline: RankTimeline, reference: RankTimeline) -> bool:

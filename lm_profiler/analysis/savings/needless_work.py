@@ -50,33 +50,44 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
     by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
         list
     )
-    # the data flow shows more of these, and has the finding
-    left_out: set[NeedlessKind] = set()
+    # the kinds of which the data flow shows more, so that its finding reports them
+    kinds_of_data_flow: set[NeedlessKind] = set()
     for operators in costs.record.needless_operators:
         if not _is_shown_by_trace(costs, operators):
-            left_out.update(_TRACED_KINDS.get(operators.reason, ()))
+            kinds_of_data_flow.update(_TRACED_KINDS.get(operators.reason, ()))
     for work in _traced_works(costs):
-        if work.kind not in left_out:
+        if work.kind not in kinds_of_data_flow:
             by_place[work.kind, work.what].append(work)
-    for (kind, what), works in by_place.items():
-        passes = max(works, key=lambda work: work.phase == "forward").count
-        saves_s = sum(work.seconds for work in works)
-        if kind == "repeated_forward" and _first_pass_evaluates(costs, works, passes):
-            works = [work for work in works if work.phase == "forward"]
-            saves_s = sum(work.seconds for work in works)
-            # The first pass is validation for us if it ran in evaluation mode: then its own time is known.
-            evaluation_s = costs.outside_s(VALIDATION)
-            if evaluation_s > 0.0:
-                saves_s = min(saves_s, evaluation_s)
-        longest = max(works, key=lambda work: work.seconds)
+    for (kind, module), works in by_place.items():
+        passes = _number_of_passes(works)
+        only_evaluates = kind == "repeated_forward" and _first_pass_evaluates(
+            costs, works, passes
+        )
+        saved_works = works
+        if only_evaluates:
+            saved_works = [work for work in works if work.phase == "forward"]
+        saves_s = sum(work.seconds for work in saved_works)
+        # The first pass is validation for us if it ran in evaluation mode: then its own time is known.
+        evaluation_s = costs.outside_s(VALIDATION)
+        if only_evaluates and evaluation_s > 0.0:
+            saves_s = min(saves_s, evaluation_s)
+        longest = max(saved_works, key=lambda work: work.seconds)
         yield costs.finding(
             cast(FindingName, kind),
             saves_s,
             may=True,
             phase=longest.phase,
-            what=what,
+            what=module,
             facts={"passes": passes},
         )
+
+
+def _number_of_passes(works: list[NeedlessWork]) -> float:
+    """Return how often the work is done in a step: by its forward pass, if ``works`` have one."""
+    for work in works:
+        if work.phase == "forward":
+            return work.count
+    return works[0].count
 
 
 def _first_pass_evaluates(

@@ -416,7 +416,7 @@ class _SegmentCosts:
                 segments=levels,
             )
             scores.append(score)
-            candidates.append(_traced_back(last_cuts, count))
+            candidates.append(_cuts_of_best_segmentation(last_cuts, count))
         return scores, candidates
 
     def burst(self) -> tuple[float, list[int]]:
@@ -469,7 +469,9 @@ def _sums_without_first(whitened: Series) -> Series:
     return np.asarray(sums_before_end - sums_before_second)
 
 
-def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
+def _cuts_of_best_segmentation(
+    last_cuts: Sequence[NDArray[np.intp]], count: int
+) -> list[int]:
     """Return the cuts of the best segmentation of all ``count`` values.
 
     ``last_cuts`` has one array for each number of segments from 2 on: the last cut of the best division, by its end.

@@ -232,7 +232,7 @@ class StepModel:
         inliers = self._weighted_inlier_interval(values)
         if inliers is None:
             return None
-        odd_below, odd_above = self._odd_reach(values)
+        odd_below, odd_above = self._margins_of_odd_steps(values)
         mean = self.mean_of(values)
         low = mean - math.hypot(inliers.mean - inliers.low, odd_below)
         high = mean + math.hypot(inliers.high - inliers.mean, odd_above)
@@ -348,7 +348,7 @@ class StepModel:
         half = (unweighted.high - unweighted.mean) * math.sqrt(variance_ratio)
         return _interval_around(self._inlier_mean(values), half, unweighted.lag1)
 
-    def _odd_reach(self, values: Series) -> tuple[float, float]:
+    def _margins_of_odd_steps(self, values: Series) -> tuple[float, float]:
         """Return by how much the long-run mean may be lower, and higher, because only a few odd steps were observed."""
         is_odd = self._in_stretch(self.odd)
         if not is_odd.any():
@@ -359,8 +359,8 @@ class StepModel:
         # what each odd step adds to the mean; negative for a step that is faster than usual
         odd_values = self._in_stretch(values)[is_odd]
         costs = self.weights[is_odd] * (odd_values - usual)
-        slow_less, slow_more = _cost_reach(costs[costs > 0.0])
-        fast_less, fast_more = _cost_reach(-costs[costs < 0.0])
+        slow_less, slow_more = _margins_of_costs(costs[costs > 0.0])
+        fast_less, fast_more = _margins_of_costs(-costs[costs < 0.0])
         # The mean is lower with fewer slow odd steps, or with more fast ones.
         reach_below = math.hypot(slow_less, fast_more)
         reach_above = math.hypot(slow_more, fast_less)
@@ -370,7 +370,7 @@ class StepModel:
         return values[self.begin : self.end]
 
 
-def _cost_reach(costs: Series) -> tuple[float, float]:
+def _margins_of_costs(costs: Series) -> tuple[float, float]:
     """Return how much less, and how much more, events may cost in the long run than the observed ``costs``."""
     if not costs.size:
         return 0.0, 0.0
@@ -452,7 +452,7 @@ def _cut_warm_up(logs: Series) -> _WarmUp:
     """
     count = logs.size
     # single slow steps
-    cut = _far_out_at_the_beginning(logs)
+    cut = _leading_outliers(logs)
     is_settled = True
     course, is_outlier = _course_of(logs[cut:])
     # a decay, until the excess is small
@@ -569,7 +569,7 @@ def _course_of(
     return course, is_outlier
 
 
-def _far_out_at_the_beginning(logs: Series) -> int:
+def _leading_outliers(logs: Series) -> int:
     """Return the number of leading steps up to the last of those that are outliers and slow.
 
     One normal step may be between two of them. A slow step is no warm-up if later steps are as slow.

@@ -60,7 +60,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     unexplained = residuals.copy()
     offsets = np.zeros(period)
     for _ in range(period):
-        if split.gain < _NEEDED_GAIN or not _separates(split, unexplained):
+        if split.gain < _NEEDED_GAIN or not _has_separate_minority(split, unexplained):
             break
         is_minority = split.is_minority(unexplained.size)
         base = np.median(unexplained[~is_minority])
@@ -163,7 +163,7 @@ def _number_of_splits(period: int, phases: int) -> int:
     return period * math.comb(period, phases)
 
 
-def _separates(split: _Split, residuals: Series) -> bool:
+def _has_separate_minority(split: _Split, residuals: Series) -> bool:
     """Return whether the values of the minority differ from the others in one direction, and not just by chance.
 
     Two conditions must hold:

@@ -419,8 +419,8 @@ def lasting_step_s(
     if loader is None or not loader.used_up or used_batches <= 0:
         return mean_s
     # a batch that is being made counts as half
-    half_made_before = _half_made(loader, loader.ready_before)
-    half_made_after = _half_made(loader, loader.ready_after)
+    half_made_before = _half_of_unfinished_batches(loader, loader.ready_before)
+    half_made_after = _half_of_unfinished_batches(loader, loader.ready_after)
     made_batches = used_batches - loader.used_up + (half_made_after - half_made_before)
     workers = max(loader.workers or 0, 1)
     if made_batches < _FEWEST_MADE * workers:
@@ -428,7 +428,7 @@ def lasting_step_s(
     return mean_s * used_batches / made_batches
 
 
-def _half_made(loader: LoaderFacts, ready: int | None) -> float:
+def _half_of_unfinished_batches(loader: LoaderFacts, ready: int | None) -> float:
     """Return half the number of batches that workers are making while ``ready`` are in the queue; 0 if it is full."""
     free_places = max((loader.ahead or 0) - (ready or 0), 0)
     batches = min(loader.workers or 0, free_places)

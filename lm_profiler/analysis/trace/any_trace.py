@@ -251,7 +251,7 @@ def _steps_named(
     ranges = [*packed.ranges, *packed.steps]
     steps = outermost(annotation for annotation in ranges if is_step(annotation.name))
     if not steps:
-        raise ValueError(f"it has no range {step_name!r}{_names_of(packed.ranges)}")
+        raise ValueError(f"it has no range {step_name!r}{_names_text(packed.ranges)}")
     return steps
 
 
@@ -265,7 +265,7 @@ def _time_between(packed: PackedTrace) -> list[tuple[int, int]]:
     return stretches
 
 
-def _names_of(ranges: Iterable[Range]) -> str:
+def _names_text(ranges: Iterable[Range]) -> str:
     """Return the end of a message that lists the most frequent names of ranges."""
     counts = Counter(annotation.name for annotation in ranges)
     names = [repr(name) for name, _ in counts.most_common(_MOST_NAMES)]

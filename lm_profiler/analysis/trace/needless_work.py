@@ -162,13 +162,13 @@ def _shape_text(shape: _Shape) -> str:
 def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
     """Return all stretches in which work is repeated, ordered by start; they do not overlap."""
     passes = _outermost(packed.repeated_passes)
-    passes = _outside_backward(packed, passes)
+    passes = _passes_outside_backward(packed, passes)
     stretches = []
     for pass_ in passes:
         stretches.append(
             _Stretch(pass_.start, pass_.end, phase=_FORWARD, module=pass_.name)
         )
-    stretches += _backward_of(packed, passes)
+    stretches += _backward_passes_of(packed, passes)
     starts = {stretch.start for stretch in stretches}
     for run in _second_runs(packed):
         if run.start not in starts:
@@ -187,7 +187,9 @@ def _outermost(ranges: Sequence[Range]) -> list[Range]:
     return outer_ranges
 
 
-def _outside_backward(packed: PackedTrace, passes: Sequence[Range]) -> list[Range]:
+def _passes_outside_backward(
+    packed: PackedTrace, passes: Sequence[Range]
+) -> list[Range]:
     """Return the ``passes`` that are not in backward, in which activation checkpointing repeats forward on purpose."""
     starts = [pass_.start for pass_ in passes]
     phases = phases_at(packed.phases, starts)
@@ -198,7 +200,9 @@ def _outside_backward(packed: PackedTrace, passes: Sequence[Range]) -> list[Rang
     return kept_passes
 
 
-def _backward_of(packed: PackedTrace, passes: Sequence[Range]) -> Iterator[_Stretch]:
+def _backward_passes_of(
+    packed: PackedTrace, passes: Sequence[Range]
+) -> Iterator[_Stretch]:
     """Yield the backward passes of repeated ``passes``: the runs of autograd's nodes that were created in them."""
     module_of_link: dict[int, str] = {}
     for moment, link in packed.links(FORWARD_LINK).tolist():

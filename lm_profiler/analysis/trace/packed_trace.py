@@ -371,7 +371,7 @@ def innermost(ranges: Iterable[Range]) -> list[Range]:
             pieces.append(Range(moment, end, name))
             moment = end
 
-    for next_range in sorted(ranges, key=_outer_first):
+    for next_range in sorted(ranges, key=_outer_first_key):
         while open_ranges and open_ranges[-1].end <= next_range.start:
             innermost_range = open_ranges.pop()
             add_piece(innermost_range.end, innermost_range.name)
@@ -385,7 +385,7 @@ def innermost(ranges: Iterable[Range]) -> list[Range]:
     return pieces
 
 
-def _outer_first(name_range: Range) -> tuple[int, int]:
+def _outer_first_key(name_range: Range) -> tuple[int, int]:
     return name_range.start, -name_range.end
 
 

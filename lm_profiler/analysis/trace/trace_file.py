@@ -123,7 +123,7 @@ def _events_of_text(
         report_position(_bytes_read(file))
         events, rest = _operators_first(text)
         yield from events
-        events, position, is_end = _whole_events(rest)
+        events, position, is_end = _complete_events(rest)
         yield from events
         if is_end:
             break
@@ -139,11 +139,11 @@ def _events_of_text(
             raise ValueError("too much follows its events")
     after_events = json.loads(beginning + tail, strict=False)
     if isinstance(after_events, dict):
-        surroundings.update(_before_events(header))
+        surroundings.update(_fields_before_events(header))
         surroundings.update(after_events)
 
 
-def _before_events(header: str) -> dict[str, Any]:
+def _fields_before_events(header: str) -> dict[str, Any]:
     """Return the fields before the events; empty if they are damaged, since the events can be used without them."""
     try:
         content = json.loads(header.rstrip().removesuffix(",") + "}", strict=False)
@@ -168,7 +168,7 @@ def _operators_first(text: str) -> tuple[list[Event], str]:
     return events, rest
 
 
-def _whole_events(text: str) -> tuple[list[Event], int, bool]:
+def _complete_events(text: str) -> tuple[list[Event], int, bool]:
     """Return the first complete events of ``text``, the position after them, and whether the list ends there."""
     # strict=False, because names may contain tabs
     decode = json.JSONDecoder(strict=False).raw_decode

@@ -148,12 +148,7 @@ class Ledger:
         outer_spans = self._add_own_times(spans_until_end)
         # (n,) how long the loop had left each step before it ended, for example for validation
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]
-        # when the loop first left a step for validation, by the index of the step
-        departures_ns: dict[int, int] = {}
-        for span in spans_until_end:
-            if _is_moment(span, VALIDATION):
-                step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
-                departures_ns.setdefault(step, span.begin_ns)
+        departures_ns = _departures_for_validation(begin_ns, spans_until_end)
 
         # (n,) the time before each step since the step before it
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
@@ -162,7 +157,7 @@ class Ledger:
         unnamed_away_s = float(away_s.sum())
         for span in outer_spans:
             seconds = span.ns * 1e-9
-            step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
+            step = _last_step_before(span, begin_ns)
             is_away_from_step = False
             if step in departures_ns:
                 since_departure_ns = span.begin_ns - departures_ns[step]
@@ -229,6 +224,23 @@ class Ledger:
 def _is_moment(span: NamedSpan, reason: str) -> bool:
     """Return whether ``span`` is the moment at which the loop left its steps for ``reason``."""
     return span.ns == 0 and span.what == reason
+
+
+def _last_step_before(span: NamedSpan, begin_ns: NDArray[np.int64]) -> int:
+    """Return the index of the last step that began before ``span``, or with it; -1 if there is none."""
+    return int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
+
+
+def _departures_for_validation(
+    begin_ns: NDArray[np.int64], spans: Sequence[NamedSpan]
+) -> dict[int, int]:
+    """Return when (ns) the loop first left a step for validation, by the index of the step."""
+    departures_ns: dict[int, int] = {}
+    for span in spans:
+        if _is_moment(span, VALIDATION):
+            step = _last_step_before(span, begin_ns)
+            departures_ns.setdefault(step, span.begin_ns)
+    return departures_ns
 
 
 def _steps_after_epoch_boundaries(

@@ -58,6 +58,7 @@ SMALLEST_CHANGE = 0.015  # the speed of machines varies by one percent
 # 10^6 steps, even with AR(1) noise of 0.6 and with Student's t of three degrees of freedom.
 _THRESHOLD = 6.0
 _RECENT = 50  # the last blocks, in which a change is searched for: 1,000 steps
+_BLOCKS_BEFORE_RECENT = 4  # in these, too, the first step of a level is searched for
 _NOISE_BLOCKS = 200  # blocks from which the noise is estimated
 _FEWEST_DIFFERENCES = 3  # of successive blocks, to estimate the noise
 # blocks in memory; beyond that, blocks of the older half are merged in pairs
@@ -177,8 +178,7 @@ class LevelFollower:
         steps, seconds = self._unfinished.fill(steps, seconds)
         if len(steps) == 0:
             return
-        # the blocks in which a change is searched for, and a few before them, in which ``_exact_step`` searches too
-        most_steps = (_RECENT + 4) * BLOCK + len(steps)
+        most_steps = (_RECENT + _BLOCKS_BEFORE_RECENT) * BLOCK + len(steps)
         self._recent.add(steps, seconds, most_steps)
         for block in cut_into_blocks(steps, seconds):
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
@@ -384,7 +384,7 @@ class LevelFollower:
         self._end_level(self._blocks[self._level_begin : onset])
         blocks_before = self._blocks[self._level_begin : onset]
         blocks_after = self._blocks[onset:]
-        step = self._exact_step(onset, blocks_before, blocks_after)
+        step = self._first_step_of_level(onset, blocks_before, blocks_after)
         change = LevelChange(
             since_step=step,
             before_s=mean_seconds(blocks_before),
@@ -414,13 +414,14 @@ class LevelFollower:
         if not has_warmed_up:
             self._unconfirmed_changes.append(candidate)
 
-    def _exact_step(
+    def _first_step_of_level(
         self,
         onset: int,
         blocks_before: Sequence[StepBlock],
         blocks_after: Sequence[StepBlock],
     ) -> int:
         """Return the first step of the new level, found among the individual steps around the block ``onset``."""
+        # from two blocks before the onset to one after it, as far as they exist
         first_block = max(onset - 2, onset - len(blocks_before))
         last_block = min(onset + 1, len(self._blocks) - 1)
         steps, seconds = self._recent.steps_between(
@@ -524,7 +525,9 @@ class LevelFollower:
         if onset == self._index_of(change.since_step):
             return
         blocks_before = self._blocks[begin:onset]
-        change.since_step = self._exact_step(onset, blocks_before, self._blocks[onset:])
+        change.since_step = self._first_step_of_level(
+            onset, blocks_before, self._blocks[onset:]
+        )
         change.before_s = mean_seconds(blocks_before)
 
     def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:

@@ -88,7 +88,7 @@ class MachineSpeed:
         """The smallest change of the program that can be detected."""
         # A slower machine does not lengthen all parts by exactly the same factor, so that some of its variation
         # remains in the program's times: the more the speed varies, the more.
-        remaining_variation = min(self._usual_move(), _MOST_LEFT)
+        remaining_variation = min(self._median_speed_change(), _MOST_LEFT)
         return max(SMALLEST_CHANGE, remaining_variation)
 
     def remove(
@@ -152,9 +152,11 @@ class MachineSpeed:
         if change.course in ("wanders", "alternates"):
             return change.log_size >= _LEAST_RANGE
         least = _LEAST_DRIFT if change.course == "drift" else _LEAST_CHANGE
-        return change.log_size >= max(least, _UNUSUAL_RATIO * self._usual_move())
+        return change.log_size >= max(
+            least, _UNUSUAL_RATIO * self._median_speed_change()
+        )
 
-    def _usual_move(self) -> float:
+    def _median_speed_change(self) -> float:
         """Return the median change of the speed over 50 blocks (a thousand steps), or a sixth of a shorter run.
 
         It is infinite while there are too few blocks to estimate it.

@@ -107,14 +107,8 @@ def outside_steps(
                 events_by_kind[checkpoint].append(event)
 
         if index in first_steps:
-            batch_s = max(step.data_s - usual.data_s, 0.0)
-            first_batch = _Kind(FIRST_BATCH, in_step=True)
-            events_by_kind[first_batch].append(_Event(batch_s, index, is_timed))
-            # The rest of the step may be longer too, for example because memory that new workers share with this
-            # process is copied when one of them writes to it.
-            rest_s = max(step.rest_s - usual.rest_s, 0.0)
-            first_step = _Kind(FIRST_STEP, in_step=True)
-            events_by_kind[first_step].append(_Event(rest_s, index, is_timed))
+            for kind, seconds in _excess_of_first_step(step, usual).items():
+                events_by_kind[kind].append(_Event(seconds, index, is_timed))
 
     costs = []
     for kind, kind_events in events_by_kind.items():
@@ -129,6 +123,20 @@ class _UsualStep(NamedTuple):
     data_s: float  # without first steps of epochs
     rest_s: float  # without first steps of epochs
     other_s: float
+
+
+def _excess_of_first_step(step: RunStep, usual: _UsualStep) -> dict[_Kind, float]:
+    """Return by how many seconds the first step of an epoch was longer: waiting for its batch, and in the rest.
+
+    The rest may be longer, for example, because memory that new workers share with this process is copied when one of
+    them writes to it.
+    """
+    batch_s = max(step.data_s - usual.data_s, 0.0)
+    rest_s = max(step.rest_s - usual.rest_s, 0.0)
+    return {
+        _Kind(FIRST_BATCH, in_step=True): batch_s,
+        _Kind(FIRST_STEP, in_step=True): rest_s,
+    }
 
 
 def _usual_step(steps: Sequence[RunStep], first_steps: set[int]) -> _UsualStep:

@@ -159,13 +159,13 @@ def _watch_for_end(claims: Path, options: Options) -> None:
         select.select([program], [], [])
         was_started = claims.is_dir()
         if was_started and not os.path.lexists(claims / CLAIMED):
-            print_message(_nothing_profiled(options))
+            print_message(_reason_why_nothing_was_profiled(options))
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)
 
 
-def _nothing_profiled(options: Options) -> str:
+def _reason_why_nothing_was_profiled(options: Options) -> str:
     """Return the likely reason why nothing was profiled, and what to do."""
     remedies = "if another Python runs the program, install lm_profiler for it"
     is_for_any_loop = options.verb == "fit" and options.trainer is None

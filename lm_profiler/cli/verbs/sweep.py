@@ -130,7 +130,7 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
 
     Repeatedly choose the cell with the most facts that no chosen cell has covered yet.
     """
-    facts_by_cell = {cell.id: _facts_checked(cell) for cell in cells}
+    facts_by_cell = {cell.id: _facts_of_check(cell) for cell in cells}
     cells_by_id = {cell.id: cell for cell in cells}
     chosen: list[Cell] = []
     while facts_by_cell and len(chosen) < _MAX_CHECKS:
@@ -144,7 +144,7 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
     return chosen
 
 
-def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
+def _facts_of_check(cell: Cell) -> set[tuple[str, ...]]:
     """Return what a check of the cell's call confirms: of two cells with the same facts, one is checked.
 
     One fact is that the verb has these options: the verb and their names. Further facts are that an option accepts its

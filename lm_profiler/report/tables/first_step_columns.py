@@ -22,7 +22,7 @@ def first_step_columns() -> list[Column]:
             f"how much longer {phase} takes in the first step than in measured steps: "
             "autotuning, compilation, first allocations"
         )
-        extra_s = partial(_extra_s, phase)
+        extra_s = partial(_excess_of_first_step_s, phase)
         name = f"first_{phase}_extra_s"
         columns.append(asked_column(name, title, meaning, extra_s, "ms"))
     meaning = (
@@ -42,16 +42,16 @@ def _autotuning_s(entry: Entry) -> float | None:
     """
     if entry.record is None or entry.record.warmup_compile_s is None:
         return None
-    forward_extra_s = _extra_s("forward", entry)
+    forward_extra_s = _excess_of_first_step_s("forward", entry)
     if forward_extra_s is None:
         return None
     # There is no backward in a validation.
-    backward_extra_s = _extra_s("backward", entry) or 0.0
+    backward_extra_s = _excess_of_first_step_s("backward", entry) or 0.0
     extra_s = forward_extra_s + backward_extra_s
     return max(extra_s - entry.record.warmup_compile_s, 0.0)
 
 
-def _extra_s(phase: str, entry: Entry) -> float | None:
+def _excess_of_first_step_s(phase: str, entry: Entry) -> float | None:
     """Return the additional time of ``phase`` in the first step over its mean; None if either is unknown."""
     if entry.record is None:
         return None
