@@ -144,7 +144,7 @@ class CellProcesses:
             except ProcessLookupError:  # it does not lead a group yet
                 os.kill(pid, number)
 
-    def events(self, timeout_s: float | None) -> list[CellEnded]:
+    def wait_for_ends(self, timeout_s: float | None) -> list[CellEnded]:
         """Wait until a cell ends, ``timeout_s`` at most, and return the cells that have ended."""
         deadline_s = inf
         if timeout_s is not None:

@@ -121,8 +121,8 @@ class Schedule:
         while self._running or (self._waiting_cells and not self.interrupted):
             while self._waiting_cells and self._free_devices and not self.interrupted:
                 self._begin(self._waiting_cells.popleft(), self._free_devices.popleft())
-            for event in self._processes.events(self._wait_s()):
-                self._end(event)
+            for cell_end in self._processes.wait_for_ends(self._wait_s()):
+                self._end(cell_end)
             self._send_signals()
             self._watcher.tick()
 

@@ -88,7 +88,7 @@ def begin(processes: CellProcesses, name: str, here: Path) -> None:
 
 def end(processes: CellProcesses, name: str, here: Path) -> tuple[str, RunRecord]:
     """What the only cell that ends printed, and its record."""
-    (ended,) = processes.events(120)
+    (ended,) = processes.wait_for_ends(120)
     assert ended.cell == name
     return (here / f"{name}.txt").read_text().replace(name, "NAME"), read_run(here / name / "cell" / "version_0")
 
@@ -121,24 +121,24 @@ def test_ranks_of_a_forked_cell_go_with_it(processes: CellProcesses, here: Path)
     call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", "--trainer.devices=2"]
     processes.start("waits", [*call, "--trainer.strategy=ddp_fork"], output, {})
     while output.read_text().count("waiting") < 2:
-        assert processes.events(0.1) == [], output.read_text()
+        assert processes.wait_for_ends(0.1) == [], output.read_text()
     pids = [int(line.split()[1]) for line in output.read_text().splitlines() if line.startswith("waiting")]
     ranks = [psutil.Process(pid) for pid in pids]
     leader = psutil.Process(os.getpgid(pids[0]))
     leader.kill()  # as the system does; the other rank would wait for it for ever
-    assert processes.events(60) == [CellEnded("waits", -9)]
+    assert processes.wait_for_ends(60) == [CellEnded("waits", -9)]
     assert psutil.wait_procs(ranks, timeout=60)[1] == []
 
 
 def test_a_wrong_call_has_its_exit_code_and_its_message(processes: CellProcesses, here: Path) -> None:
     processes.start("bad", ["fit", "--config=nowhere"], here / "bad.txt", {})
-    assert processes.events(60) == [CellEnded("bad", 2)]
+    assert processes.wait_for_ends(60) == [CellEnded("bad", 2)]
     assert "given nowhere" in (here / "bad.txt").read_text()
     processes.start("lost", ["--version"], here / "nowhere" / "a.txt", {})
-    (lost,) = processes.events(60)
+    (lost,) = processes.wait_for_ends(60)
     assert (lost.cell, lost.code) == ("lost", None)
     assert_stored("processes/notes: a cell that cannot start", {"reason": lost.lost or ""})
-    assert processes.events(0) == []
+    assert processes.wait_for_ends(0) == []
 
 
 PROGRAM = """
@@ -174,11 +174,11 @@ def test_children_of_a_killed_cell_end(program: str, tmp_path: Path) -> None:
         processes.start("b", [], tmp_path / "b.txt", {})
         group_a, group_b = whole_group(tmp_path / "a.txt"), whole_group(tmp_path / "b.txt")
         group_a[0].kill()
-        assert processes.events(60) == [CellEnded("a", -9)]
+        assert processes.wait_for_ends(60) == [CellEnded("a", -9)]
         assert psutil.wait_procs(group_a, timeout=60)[1] == []
         processes.signal("nobody", 9)
         processes.signal("b", 9)
-        assert processes.events(60) == [CellEnded("b", -9)]
+        assert processes.wait_for_ends(60) == [CellEnded("b", -9)]
         processes.start("c", [], tmp_path / "c.txt", {})
         group_c = whole_group(tmp_path / "c.txt")
     assert psutil.wait_procs([*group_b, *group_c], timeout=60)[1] == []

@@ -58,7 +58,7 @@ class Processes:
         if cell in self.ends and (number == signal.SIGKILL or cell not in self.deaf):
             self.ends[cell] = (self.now + 0.5, -signal.SIGKILL if number == signal.SIGKILL else 130)
 
-    def events(self, timeout_s: float | None) -> list[CellEnded]:
+    def wait_for_ends(self, timeout_s: float | None) -> list[CellEnded]:
         assert timeout_s >= 0
         self.now += max(timeout_s, 0.01)
         for when in [when for when in self.at if when <= self.now - 100.0]:

@@ -102,21 +102,21 @@ def _rank_blocks(file: Path, most_rows: int | None) -> list[Json]:
 def _chart(kernels: KernelTable) -> Json:
     """Return a bar for each phase and for the step, cut into the kinds of work."""
     step_s = kernels.window_s / kernels.steps
-    bars = {}
+    phase_s = {}
     for phase, times in kernels.phases.items():
-        bars[phase] = (times.busy_s + times.idle_s) / kernels.steps
-    bars["step"] = step_s
+        phase_s[phase] = (times.busy_s + times.idle_s) / kernels.steps
+    phase_s["step"] = step_s
     seconds = _seconds_by_kind(kernels)
     kinds = [kind for kind in KIND_LOOKS if kind in seconds]
     kinds += [kind for kind in seconds if kind not in KIND_LOOKS]  # of a later version
-    data = [_bars_of_kind(kernels, kind, seconds[kind], bars) for kind in kinds]
+    data = [_bars_of_kind(kernels, kind, seconds[kind], phase_s) for kind in kinds]
     layout = {
         "barmode": "stack",
         "bargap": 0.25,
         "xaxis": {"title": {"text": "ms of one step"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "showgrid": False},
     }
-    return chart(data, layout, rows=len(bars))
+    return chart(data, layout, rows=len(phase_s))
 
 
 def _seconds_by_kind(kernels: KernelTable) -> dict[str, dict[str, float]]:
@@ -134,26 +134,35 @@ def _seconds_by_kind(kernels: KernelTable) -> dict[str, dict[str, float]]:
 def _bars_of_kind(
     kernels: KernelTable,
     kind: str,
-    seconds: Mapping[str, float],
-    bars: Mapping[str, float],
+    kind_s: Mapping[str, float],
+    phase_s: Mapping[str, float],
 ) -> Json:
-    """Return Plotly's bars of one kind of kernels, one per phase; ``bars`` has the total seconds of each phase."""
+    """Return Plotly's bars of one kind of kernels, one per phase.
+
+    Args:
+        kernels: the table of kernels.
+        kind: the kind.
+        kind_s: the seconds of the kind by phase.
+        phase_s: the seconds of all kinds by phase.
+    """
     name = kind.replace("_", " ")
     if kind == IDLE and kernels.source == "operators":
         name = "no operator"
     colour, hatching = KIND_LOOKS.get(kind, KIND_LOOKS["other"])
     texts = []
-    for phase, phase_s in bars.items():
-        kind_s = seconds.get(phase, 0.0)
-        share = kind_s / phase_s if phase_s else 0.0
-        texts.append(f"{TIMES['step'].show(kind_s)}, {share:.1%} of {escaped(phase)}")
+    milliseconds = []
+    for phase, all_s in phase_s.items():
+        seconds = kind_s.get(phase, 0.0)
+        share = seconds / all_s if all_s else 0.0
+        texts.append(f"{TIMES['step'].show(seconds)}, {share:.1%} of {escaped(phase)}")
+        milliseconds.append(round(seconds * 1e3, 6))
     pattern = {"shape": hatching, "fillmode": "replace", "size": 6, "solidity": 0.4}
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": [escaped(phase) for phase in bars],
-        "x": [round(seconds.get(phase, 0.0) * 1e3, 6) for phase in bars],
+        "y": [escaped(phase) for phase in phase_s],
+        "x": milliseconds,
         "customdata": texts,
         "marker": {"color": colour, "pattern": pattern},
         "hovertemplate": f"{name}: %{{customdata}}<extra></extra>",
