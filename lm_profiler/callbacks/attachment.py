@@ -173,7 +173,7 @@ class Attachment:
         stopping: StoppingRule,
         spare_steps: float,
     ) -> Session:
-        """Return the session that drives the run, with its instruments, which have not begun."""
+        """Return the session that drives the run, with its instruments; none of them has begun."""
         loop = self.loop
         progress = None
         if loop.rank == 0 and not self.options.quiet:

@@ -203,7 +203,7 @@ class RunMetrics:
 def metrics_of(
     folder: Path, rank: int, stages: StageFigures, epoch_s: float
 ) -> RunMetrics:
-    """Return the metrics of a run in ``folder``, whose stages left the figures ``stages``."""
+    """Return the metrics of a run in ``folder``; ``stages`` has the figures that its stages measured."""
     labels = {
         "rank": str(rank),
         "host": platform.node(),

@@ -1,4 +1,4 @@
-"""A loop without a Lightning Trainer, which torch's own hooks mark: of Fabric, transformers' Trainer, or a program."""
+"""A loop without a Lightning Trainer, marked by torch's hooks: of Fabric, transformers' Trainer, or a program."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class HookedLoop:
     def make_marks(
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> HookMarks:
-        """Return new marks of this loop, which are not installed yet."""
+        """Return new marks of this loop; they are not installed yet."""
         if self.marks is not None:  # because installing them has failed halfway
             self.marks.restore()
         self.marks = HookMarks(

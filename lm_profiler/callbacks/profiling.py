@@ -163,7 +163,7 @@ class TrainingProfiler(Callback):
         self._wait_for_loop()  # Fabric.setup_module calls no hook
 
     def _wait_for_loop(self, fabric: Any = None) -> None:
-        """Wait for the first step of an optimizer, whose loop is then profiled."""
+        """Wait for the first step of an optimizer, and then profile the loop that made it."""
         if self._search is not None:
             return
         from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program

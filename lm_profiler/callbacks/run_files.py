@@ -52,7 +52,7 @@ class RunFiles:
             self.record = write_run(self.folder_or_new(), written)
 
     def _write(self, folder: Path, evidence: Evidence) -> Evidence:
-        """Write the rows and the record, which is concluded from what was written."""
+        """Write the rows, and then the record, which is concluded from the written rows."""
         written = write_all_rows(folder, evidence)
         record = conclude(written)
         record.write(folder / "run.json")

@@ -367,7 +367,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def _call_off_observer() -> None:
-    """Stop Lightning's observer, which kills this process when a rank fails, because the record is not written yet."""
+    """Stop Lightning's observer: it kills this process when a rank fails, but the record is not written yet."""
     observer = OBSERVER.find_or(())
     for thread in threading.enumerate():
         if isinstance(thread, observer):

@@ -225,7 +225,7 @@ class TrainerLoop:
     def make_marks(
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> PhaseProfiler:
-        """Return new marks of the Trainer's actions, which are not installed yet."""
+        """Return new marks of the Trainer's actions; they are not installed yet."""
 
         def report_no_step(place: str) -> None:
             cause = "the loader is empty, or every batch is skipped"
@@ -281,5 +281,5 @@ class TrainerLoop:
         began_ns: int,
         report: Callable[[str], object],
     ) -> Watching:
-        """Return the watch of this fit, which has not begun."""
+        """Return the watch of this fit; it has not begun yet."""
         return Watching(self.callback, self.trainer, options, clock, began_ns, report)

@@ -72,7 +72,7 @@ class WatchOutput:
         return self.end_window()
 
     def end_window(self) -> WatchWindow | None:
-        """End the current window, which ``write_lines`` then writes, and return it; None if it has no steps."""
+        """End the current window and return it, so that ``write_lines`` writes it; None if it has no steps."""
         window = self.window
         self.window = None
         if window is not None:

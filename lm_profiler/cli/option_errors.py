@@ -138,7 +138,7 @@ def _option_of_message(message: str, prefix: str) -> str:
 
 
 def _useful_lines(message: str) -> list[str]:
-    """Return the lines of a message that state the error, with short names of types."""
+    """Return those lines of a message that state the error; the names of types in them are shortened."""
     lines = []
     tree = message.rpartition("Given value: ")[0] or message
     for line in tree.splitlines():

@@ -310,7 +310,7 @@ class RunContext:
 
 
 def _has_final_record(folder: Path) -> bool:
-    """Return whether the folder has a record of how the run ended, which an ``unfinished`` one is not."""
+    """Return whether the folder has a record of how the run ended. An ``unfinished`` record does not count."""
     record = none_if_unreadable(read_run, folder)
     if record is None:
         return (folder / "run.json").exists()

@@ -329,7 +329,7 @@ def _cause_of(error: Exception) -> Exception:
 
 
 def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
-    """Raise UsageError for Trainer options that cannot work here, whose errors Lightning reports unclearly or late."""
+    """Raise UsageError for Trainer options that cannot work here, but that Lightning refuses unclearly or late."""
     if options["barebones"]:
         raise UsageError(
             "trainer.barebones: expected false, given true; without hooks nothing can be measured"

@@ -124,7 +124,7 @@ class Run:
         return mean_interval(means) or Interval(mean=mean, low=-math.inf, high=math.inf)
 
     def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
-        """Return an interval around ``mean_s`` as wide, relatively, as that of the step, which is an upper limit."""
+        """Return an interval around ``mean_s`` with the relative width of the step's interval, as an upper limit."""
         step = self.mean("step")
         if step.mean <= 0.0:
             return Interval(mean=mean_s, low=-math.inf, high=math.inf)

@@ -132,7 +132,10 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _slow_computing_s(costs: StepCosts) -> float:
-    """Return the seconds of forward and backward beyond matrix products at peak rate, which large batches approach."""
+    """Return the seconds of forward and backward beyond those of their matrix products at the peak rate.
+
+    Large batches approach that rate.
+    """
     computing_s = sum(costs.mean_s(phase) for phase in MODEL_PHASES)
     return max(computing_s - costs.term_s("ideal"), 0.0)
 

@@ -126,7 +126,7 @@ class Loop(Protocol):
 
     @property
     def traces_by_itself(self) -> bool:
-        """Whether that profiler records a trace by torch.profiler, of which there can be only one."""
+        """Whether that profiler records a trace by torch.profiler. Only one torch.profiler can run at a time."""
 
     @property
     def steps_by_itself(self) -> bool:
@@ -134,7 +134,7 @@ class Loop(Protocol):
 
     @property
     def is_trial(self) -> bool:
-        """Whether the program only tries a few batches, whose rates are of no use."""
+        """Whether the program only tries a few batches, so that its rates are of no use."""
 
     @property
     def no_step(self) -> Failure:

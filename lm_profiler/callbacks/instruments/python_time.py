@@ -245,7 +245,7 @@ class PythonTimes:
             self._outer_call = None
 
     def _enter(self, call: _FollowedCall) -> None:
-        """Put ``call``, which begins, onto the stack, and count it."""
+        """Put a ``call`` that begins onto the stack, and count it."""
         self._end_outer_call()
         self._stack.append(call)
         if call.owner is None or not self._is_followed(call.owner):

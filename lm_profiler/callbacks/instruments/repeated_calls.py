@@ -112,7 +112,7 @@ def _reference_to(value: Any) -> Any:
 
 
 def _refers_to(reference: Any, value: Any) -> bool:
-    """Return whether ``reference``, which ``_reference_to`` has returned, stands for ``value``."""
+    """Return whether ``reference``, made by ``_reference_to``, stands for ``value``."""
     if isinstance(value, Tensor):
         if not isinstance(reference, _TensorInput):
             return False

@@ -239,7 +239,7 @@ class TimedSteps(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The meaning of the marks of one sequence of codes, which ends a step."""
+    """What the marks of a step mean, for one sequence of codes whose last one ends the step."""
 
     # the positions in the sequence of the marks that are within the step
     places: list[int]

@@ -283,7 +283,7 @@ def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of ``make``, which makes a tensor from numbers, that accepts unknown numbers."""
+    """Return a replacement of ``make`` (which makes a tensor from numbers) that accepts unknown numbers."""
 
     def make_or_forget(data: Any, *args: Any, **kwargs: Any) -> Any:
         numbers = [data]

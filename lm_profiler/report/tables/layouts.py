@@ -333,7 +333,7 @@ def _fact_column(name: str) -> CellFunction:
 
 
 def _figure_column(name: str, show: Callable[[float], str]) -> CellFunction:
-    """Return a function that returns a run's cell of the figure ``name``, whose text is made by ``show``."""
+    """Return a function that makes a run's cell of the figure ``name``; ``show`` makes the text of the cell."""
 
     def make_cell(entry: Entry) -> TableCell:
         # The forward pass alone is not a time of both passes.
