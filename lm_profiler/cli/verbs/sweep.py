@@ -173,10 +173,10 @@ def check_calls(
         file = Path(folder, "output.txt")
         for cell in cells:
             processes.start(cell.id, [*cell.arguments, "--print_config"], file, {})
-            ended = processes.events(timeout_s)
+            ended = processes.wait_for_ends(timeout_s)
             if not ended:
                 processes.signal(cell.id, signal.SIGKILL)
-                processes.events(timeout_s=None)
+                processes.wait_for_ends(timeout_s=None)
                 return
             code = ended[0].code
             printed = file.read_text(encoding="utf-8", errors="replace")
