@@ -70,7 +70,7 @@ def time_cells(
 
 def one_cell(program: CellProcesses, call: Sequence[str], output: Path) -> None:
     program.start("cell", call, output, {})
-    program.events(None)
+    program.wait_for_ends(None)
 
 
 def main() -> None:

@@ -126,11 +126,11 @@ def _ended(
     Returns how it ended, None where it ended well, and its seconds.
     """
     began_s = time.monotonic()
-    events = processes.events(limit_s)
+    events = processes.wait_for_ends(limit_s)
     is_over_its_time = not events
     if is_over_its_time:
         processes.signal(name, signal.SIGKILL)
-        events = processes.events(None)
+        events = processes.wait_for_ends(None)
     duration_s = time.monotonic() - began_s
     [event] = events
     if is_over_its_time:
