@@ -92,10 +92,8 @@ def test_memory_of_attention_alone(tmp_path: Path) -> None:
     record = read_run(tmp_path / "attention" / "version_0")
     batch, context, width = 8, 64, 64
     one = 4 * batch * context * width
-    saved = one + context**2 + 4 * batch * context**2  # the scaled queries, the mask, the softmax
-    assert record.memory.held == MemoryLevels(
-        start=3 * one, forward=3 * one + saved, backward=6 * one, source="counted"
-    )
+    kept = one + context**2 + 4 * batch * context**2  # the scaled queries, the mask, the softmax
+    assert record.memory.held == MemoryLevels(start=3 * one, forward=3 * one + kept, backward=6 * one, source="counted")
     assert (record.throughput.tokens_per_step, record.throughput.samples_per_step) == (batch * context, batch)
     assert record.utilisation.flops.forward == 4 * batch * context**2 * width
     assert not record.notes

@@ -17,9 +17,7 @@ import torch
 from lm_profiler import torch_names
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted(
-    path for folder in ("lm_profiler", "benchmarks", "tests/support") for path in (ROOT / folder).rglob("*.py")
-)
+FILES = sorted(path for part in ("lm_profiler", "benchmarks", "tests/support") for path in (ROOT / part).rglob("*.py"))
 OF_OTHER_BUILDS = {"torch.backends.mps.get_name", "torch.version.hip", torch_names.NCCL_RECORDER.path}
 """Asked for only where the build has them, or None elsewhere."""
 

@@ -623,7 +623,7 @@ def test_passes_outside_of_all_steps_are_noted(capsys: pytest.CaptureFixture[str
     assert run.record.status == "ok"
 
 
-def test_how_a_loop_ended_is_recorded() -> None:
+def test_a_loop_that_failed_is_recorded_so() -> None:
     def fail() -> None:
         if len(steps) == 6:
             raise ValueError("the program's own")
@@ -634,6 +634,9 @@ def test_how_a_loop_ended_is_recorded() -> None:
         usual_loop(run, before_optimizer=fail)
     assert (run.record.status, run.record.steps["measure"]) == ("failed", 3)
     assert run.record.failure.message == "the program's own"
+
+
+def test_the_stage_in_which_a_loop_ended_is_noted() -> None:
     parts = trained()
     with profile_with(options(), parts) as run:
         usual_loop(run, parts, count=6)

@@ -119,7 +119,7 @@ def test_help_is_of_the_dataclass():
     assert options == ["--config", *(f"--{name}" for name in fields)]
 
 
-def test_report_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_options_take_the_words_that_they_can() -> None:
     takes = {"many": UNLIMITED, "two": 2, "flag": 0}
     line = ["a", "-c", "f.yaml", "--many", "1", "-2", "--two", "3", "4", "5", "--flag", "6", "--x=-7", "--", "-h"]
     found = [option[:2] for option in options_in(line, lambda name: takes.get(name, 1))]
@@ -127,6 +127,9 @@ def test_report_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         *[("", ["a"]), ("config", ["f.yaml"]), ("many", ["1", "-2"]), ("two", ["3", "4"]), ("", ["5"])],
         *[("flag", []), ("", ["6"]), ("x", ["-7"]), ("", ["--"]), ("help", [])],
     ]
+
+
+def test_report_takes_its_options_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "table.yaml").write_text("columns: [help]\n")
     assert main(["report", "--config", str(tmp_path / "table.yaml")]) == 0
     listed = capsys.readouterr().out

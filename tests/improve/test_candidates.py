@@ -74,7 +74,7 @@ def test_open_options_are_tried_with_the_time_that_they_affect() -> None:
     }
 
 
-def test_the_waterfall_orders_the_changes() -> None:
+def test_compiling_saves_at_most_the_terms_of_the_waterfall_that_it_can() -> None:
     fall = made_waterfall()
     known = {term.name: term.at_most_s or 0.0 for term in fall.terms}
     names = ceilings_by_name(OURS, GPU, waterfall=fall)

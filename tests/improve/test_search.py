@@ -125,8 +125,7 @@ def test_the_highest_ceiling_goes_first() -> None:
     end = search_of(changes, answer)
     trials = [dict(one.options) for one in questions[1:] if isinstance(one, Trial) and one.options]
     assert list(dict.fromkeys(map(str, trials))) == ["{'c': '1'}", "{'a': '1'}", "{'b': '1'}"]
-    assert end.options == {}
-    assert end.final is None
+    assert (end.options, end.final) == ({}, None)
     short = search_of(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
     assert ([name for name, _ in verdicts(short)], short.outcome) == (["c=1"], "budget")
 

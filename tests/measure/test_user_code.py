@@ -1,4 +1,4 @@
-"""The program's own code is told from that of installed packages by its file."""
+"""The program's own code is distinguished from that of installed packages by its file."""
 
 import sys
 from collections.abc import Iterator

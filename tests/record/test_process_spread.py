@@ -18,16 +18,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lm_profiler"
 
 
-def test_the_spread_is_the_deviation_of_logarithms(cache: Path) -> None:
+def test_the_spread_is_the_deviation_of_logarithms() -> None:
     means = [0.1, 0.103, 0.099, 0.104, 0.1]
     found = spread_of(means)
     assert (found.std, found.freedom) == (pytest.approx(np.std(np.log(means), ddof=1)), 4)
     assert spread_of(means[:1]) is None
     assert spread_of([0.1, 0.0]) is None
+
+
+def test_a_spread_that_cannot_be_written_is_returned_but_not_known_later(cache: Path) -> None:
     cache.touch()  # a file, where a folder is to be
     assert save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4)).std == pytest.approx(0.02)
     assert known_spread(ENVIRONMENT) == ASSUMED_SPREAD
-    cache.unlink()
+
+
+def test_a_known_spread_is_at_least_half_a_percent() -> None:
     save_spread(ENVIRONMENT, ProcessSpread(std=0.0001, freedom=4))
     assert known_spread(ENVIRONMENT).std == 0.005
 

@@ -39,7 +39,7 @@ REPORTED = [
 
 
 @pytest.mark.parametrize("given, name, gib, gpu", REPORTED)
-def test_a_name_that_people_use(given: str, name: str, gib: float, gpu: tuple[int, int]) -> None:
+def test_a_name_that_people_use_has_its_memory(given: str, name: str, gib: float, gpu: tuple[int, int]) -> None:
     """No more memory than the driver reports, and 0.1 GiB less at most."""
     found = capacity(given)
     assert (found.name, found.gpu, found.is_free) == (name, gpu, False)

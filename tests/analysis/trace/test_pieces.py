@@ -14,10 +14,8 @@ def by_the_nanosecond(intervals: list[tuple[int, int, int]]) -> tuple[list[int],
     """Each nanosecond is given to the interval of the lowest rank, then to the one that began first."""
     own: Counter[int] = Counter()
     nobody = 0
-    for moment in range(BEGIN, END):
-        there = [
-            (rank, max(start, BEGIN), at) for at, (start, end, rank) in enumerate(intervals) if start <= moment < end
-        ]
+    for now in range(BEGIN, END):
+        there = [(rank, max(start, BEGIN), at) for at, (start, end, rank) in enumerate(intervals) if start <= now < end]
         if there:
             own[min(there)[2]] += 1
         else:

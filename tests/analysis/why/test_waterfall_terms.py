@@ -90,14 +90,12 @@ def test_equal_steps_have_equal_terms(fall: Waterfall) -> None:
         assert each.high_s - each.low_s == pytest.approx(0.0, abs=0.01 * US), each.name
 
 
-@pytest.mark.parametrize(
-    "calls, detail", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 elem")]
-)
-def test_operators_that_are_not_in_every_step_count_by_their_share(calls: int, detail: str) -> None:
+@pytest.mark.parametrize("calls, text", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 ele")])
+def test_operators_that_are_not_in_every_step_count_by_their_share(calls: int, text: str) -> None:
     piece = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
     (part,) = contributors([(piece, 1000.0)] * calls, 1e-3, 2, "kernels")
     assert part.count == calls / 2
-    assert part.detail.startswith(detail)
+    assert part.detail.startswith(text)
 
 
 def test_contributors_of_equal_time_keep_their_order() -> None:

@@ -260,9 +260,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
     class Looks(Callback):
         def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
             things = (trainer._logger_connector, trainer.fit_loop.epoch_loop, *trainer.loggers)
-            seen[batch_idx] = {
-                name for thing in things for name in vars(thing) if callable(getattr(type(thing), name, 0))
-            }
+            seen[batch_idx] = {name for each in things for name in vars(each) if callable(getattr(type(each), name, 0))}
             profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
             seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"OwnedSpan"}
 

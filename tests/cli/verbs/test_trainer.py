@@ -230,9 +230,6 @@ def test_null_is_a_value(here: Path) -> None:
     assert [path.name for path in (here / "logs" / "tiny").iterdir()] == ["version_0"]
 
 
-# -- runs ----------------------------------------------------------------------------------------------------------
-
-
 VERBS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
@@ -258,6 +255,7 @@ def test_a_file_can_name_another_module(here: Path):
     assert record.config["model"]["init_args"]["at"] == ""
 
 
+@pytest.mark.usefixtures("here")
 def test_predictions_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     options: dict[str, Any] = {}
     monkeypatch.setattr(Trainer, "predict", lambda self, **given: options.update(given))

@@ -51,22 +51,27 @@ def killed_watched_run(folder: Path, **known: object) -> Path:
     return folder
 
 
-def test_the_latest_version_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_watched_run_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["watch", str(killed_watched_run(tmp_path))]) == OK
     shown = capsys.readouterr().out
     for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
         assert words in shown
     events = [line for line in shown.splitlines() if "late once in" in line or "no report since" in line]
     assert_stored("cli/watch", {"events of rank 1": events})
+
+
+def test_the_version_written_last_is_watched(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     for age, version in ((2, "version_10"), (1, "version_9")):
         (logs / version).mkdir(parents=True)
         status = killed_watched_run(logs / version, steps=age) / STATUS
         os.utime(status, (1e9 - age, 1e9 - age))
     assert watched_folder(logs) == logs / "version_9"
-    elsewhere = f"another-machine {os.getpid()} 0"
-    for name in (process_name(), elsewhere, ""):
-        assert main(["watch", str(killed_watched_run(tmp_path, process=name))]) == OK
+
+
+@pytest.mark.parametrize("process", [process_name(), "elsewhere 99999999 0", ""], ids=["here", "elsewhere", "unknown"])
+def test_a_run_of_any_process_can_be_watched(process: str, tmp_path: Path) -> None:
+    assert main(["watch", str(killed_watched_run(tmp_path, process=process))]) == OK
 
 
 GONE = f"{process_name().rsplit(' ', 2)[0]} 99999999 0"  # the name of a process that does not run on this machine

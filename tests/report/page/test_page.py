@@ -133,8 +133,7 @@ def test_a_page_of_110_runs_takes_at_most_3_5_mb(tmp_path: Path) -> None:
         (folder / "trace").mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps(jittered(record, by)))
         (folder / "trace" / "rank0.kernels.json").write_text(json.dumps(jittered(table, by)))
-        rows = made_rows(forward_s=by.uniform(1e-3, 5e-3), steps=100)
-        write_steps(folder / "steps.csv", rows)
+        write_steps(folder / "steps.csv", made_rows(forward_s=by.uniform(1e-3, 5e-3), steps=100))
     write_page(collect([tmp_path / "logs"]), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size <= 3_500_000
     answers = Page(tmp_path / "page.html").answers

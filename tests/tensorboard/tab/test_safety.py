@@ -133,9 +133,7 @@ def test_headers_are_those_that_tensorboard_asks_for(get: Get, logdir: Path, com
 @needs_perfetto
 def test_perfettos_page_may_reach_this_server_alone(get: Get, complaints: list[str]) -> None:
     page = get("perfetto/index.html")
-    policy = {
-        name: set(sources) for name, *sources in map(str.split, page.headers["Content-Security-Policy"].split(";"))
-    }
+    policy = {key: set(sources) for key, *sources in map(str.split, page.headers["Content-Security-Policy"].split(";"))}
     assert page.mimetype == "text/html"
     assert policy["default-src"] == {"'self'"}
     assert policy["script-src"] > {"'self'", "'unsafe-eval'"}
