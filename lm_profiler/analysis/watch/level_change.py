@@ -44,6 +44,8 @@ class LevelChange:
     # the last step before the level went back; None: it has not
     until_step: int | None = None
     times: int = 1  # number of changes that were merged into this one
+    # whether it ended a level that was far longer than those after it, none of which came back to it
+    ends_long_level: bool = False
     # whether it was merged into another change, or turned out to be none
     is_withdrawn: bool = False
     # whether it is too small to report, by the present estimate

@@ -95,6 +95,11 @@ _MOST_JUMPS = 2  # with more jumps, the level alternates
 # The same for small changes of several parts, because the speed of real machines varies by a few percent.
 _REVERSALS_OF_MACHINE = 1
 _WIDEST_RANGE_OF_MACHINE = 0.2
+# A level ends for good if it was this many times as long as so many levels after it are on average, and they all are
+# at least this far from it (in logarithms).
+_LONG_LEVEL = 10.0
+_FEWEST_AFTER_LONG_LEVEL = 3
+_LEAST_DISTANCE = 0.03
 # Up to this many changes, wandering is reported again whenever its range widens; then only when their number doubles.
 _REPORTED_EVERY_TIME = 100
 _TREND = 0.7  # with this rank correlation (Kendall's) of level and time, the level follows a trend
@@ -681,6 +686,9 @@ class LevelFollower:
             widest_range = max(np.ptp(earlier), np.ptp(later))
             if max(gap_up, gap_down) > widest_range:
                 return changes[split:]
+        if _ends_long_level(changes):
+            changes[0].ends_long_level = True
+            return changes[1:]
         return changes
 
     def _jumps_among_last_changes(self) -> list[bool]:
@@ -745,7 +753,7 @@ class LevelFollower:
         """
         within_range = []
         for change in self._reported_changes:
-            if change is wandering:
+            if change is wandering or change.ends_long_level:
                 continue
             before_is_inside = self._is_in_range(change.before_s)
             after_is_inside = self._is_in_range(change.after_s)
@@ -919,6 +927,23 @@ class LevelFollower:
 def _range_of(wandering: LevelChange) -> tuple[float, float]:
     """Return the lowest and the highest seconds of the step of a level that wanders."""
     return float(wandering.before_s[-1]), float(wandering.after_s[-1])
+
+
+def _ends_long_level(changes: Sequence[LevelChange]) -> bool:
+    """Return whether the level before ``changes`` was far longer than those after it, all of which are on one side.
+
+    The first change is then one of the program, although the level has wandered since.
+    """
+    first, *later_changes = changes
+    if len(later_changes) < _FEWEST_AFTER_LONG_LEVEL:
+        return False
+    long_level_steps = first.since_step - first.before_since_step
+    later_steps = changes[-1].since_step - first.since_step
+    if long_level_steps < _LONG_LEVEL * later_steps / len(later_changes):
+        return False
+    log_before, *later_logs = np.log(np.array(_levels_around(changes)))
+    distances = first.direction * (np.array(later_logs) - log_before)
+    return bool(distances.min() >= _LEAST_DISTANCE)
 
 
 def _count_reversals(changes: Sequence[LevelChange]) -> int:

@@ -153,6 +153,19 @@ def test_an_episode_on_a_machine_that_wanders_is_an_event(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_a_change_after_which_the_level_wanders_stays_an_event(seed: int) -> None:
+    """Texts get longer at step 4,401, and the machine computes at a speed that wanders from then on."""
+    rng = np.random.default_rng(seed)
+    forward_s = np.zeros(9000)
+    forward_s[4400:] = np.repeat(rng.uniform(0.0003, 0.0012, 46), 100)
+    changes = follow(step_rows(np.ones(9000), forward_s, seed=seed)).changes
+    first = changes[0]
+    assert first.since_step == pytest.approx(4401, abs=3)
+    assert (first.course, first.part, first.until_step) == (None, "forward", None)
+    assert 0.0002 < first.size_s < 0.0013
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_a_machine_whose_speed_moves_is_one_event(seed: int) -> None:
     """All phases are 2 to 5 % slower at times, each time for some hundred steps."""
     rng = np.random.default_rng(seed)
