@@ -75,7 +75,7 @@ def test_results_of_a_part_are_kept_when_the_command_ends(tmp_path: Path) -> Non
         def start(self, cell: str, arguments: Sequence[str], *_: object) -> None:
             Findings(Path(arguments[1])).add(found=1)
 
-        def events(self, timeout_s: float | None) -> NoReturn:
+        def wait_for_ends(self, timeout_s: float | None) -> NoReturn:
             raise KeyboardInterrupt
 
         def __enter__(self) -> Ended:
