@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+# the name of a call that stands for code whose operators are not recorded, and which has used gradients
+UNRECORDED_UPDATE = "unrecorded update"
+
 
 class CodeLine(NamedTuple):
     """A line of the program."""
@@ -116,6 +119,8 @@ class StepCalls:
     # False if kernels ran that bypass torch: they may have read results without being recorded
     is_complete: bool = True
     trained_elements: int = 0  # number of elements of all trained parameters
+    # whether it computes gradients of inputs, as adversarial training does
+    has_gradients_of_inputs: bool = False
     # whether the parameters are of float64
     is_double: bool = False
 

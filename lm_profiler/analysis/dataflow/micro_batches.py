@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from lm_profiler.analysis.dataflow.loops import seconds_of_calling, share_of_calling
-from lm_profiler.record.operator_calls import CodeLine, StepCalls
+from lm_profiler.record.operator_calls import (
+    UNRECORDED_UPDATE,
+    CodeLine,
+    StepCalls,
+)
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _FEWEST_PASSES = 2
@@ -20,11 +24,14 @@ _Pass = list[int]
 def calls_of_micro_batches(step: StepCalls) -> dict[int, float]:
     """Return the calls of the passes whose gradients are accumulated, if one pass over all samples could replace them.
 
-    All passes run the same operators, and none reads what an earlier one has computed, apart from gradients.
+    All passes run the same operators from the same lines. None reads what an earlier one has computed, and no other
+    code uses the gradients between them, as for differential privacy or adversarial training.
 
     Returns:
         by the number of a call, the share of its time that one pass would save: that of the overhead of calling.
     """
+    if step.has_gradients_of_inputs:
+        return {}
     passes = _passes_before_update(step)
     if len(passes) < _FEWEST_PASSES or not _are_equal(step, passes):
         return {}
@@ -58,10 +65,15 @@ def line_of_passes(step: StepCalls, numbers: Iterable[int]) -> CodeLine | None:
 
 
 def _passes_before_update(step: StepCalls) -> list[_Pass]:
-    """Return the passes of forward that backward followed, before the first update of the weights."""
+    """Return the passes of forward that backward followed, before the first update of the weights.
+
+    Empty if other code uses the gradients.
+    """
     passes: list[_Pass] = []
     running: _Pass = []
     for number, call in enumerate(step.calls):
+        if call.name == UNRECORDED_UPDATE:
+            return []
         if call.phase == _OPTIMIZER and passes:
             break
         if call.phase == _FORWARD:
@@ -85,29 +97,28 @@ def _are_equal(step: StepCalls, passes: Sequence[_Pass]) -> bool:
 
 def _counted_calls(
     step: StepCalls, numbers: Sequence[int]
-) -> Counter[tuple[str, CodeLine | None, int]]:
-    """Return how often each operator is called from each line with each size."""
-    counts: Counter[tuple[str, CodeLine | None, int]] = Counter()
+) -> Counter[tuple[str, tuple[CodeLine, ...], int]]:
+    """Return how often each operator is called by each sequence of lines with each size."""
+    counts: Counter[tuple[str, tuple[CodeLine, ...], int]] = Counter()
     for number in numbers:
         call = step.calls[number]
-        line = call.lines[-1] if call.lines else None
-        counts[call.name, line, call.size] += 1
+        counts[call.name, call.lines, call.size] += 1
     return counts
 
 
 def _any_depends_on_earlier(step: StepCalls, passes: Sequence[_Pass]) -> bool:
-    """Return whether a pass reads a tensor that an earlier pass has made, such as a hidden state or adapted weights.
+    """Return whether a pass reads what an earlier pass has written, such as a hidden state or adapted weights.
 
-    Statistics that each pass updates in place, such as those of batch normalization, do not count.
+    Statistics that only the call reads which updates them, as in batch normalization, do not count.
     """
-    made_by_earlier: set[int] = set()
+    written_by_earlier: set[int] = set()
     for numbers in passes:
-        made: set[int] = set()
+        written: set[int] = set()
         for number in numbers:
             call = step.calls[number]
-            own_reads = set(call.reads) - made
-            if not own_reads.isdisjoint(made_by_earlier):
+            reads_of_others = set(call.reads) - set(call.writes) - written
+            if not reads_of_others.isdisjoint(written_by_earlier):
                 return True
-            made |= call.overwrites
-        made_by_earlier |= made
+            written.update(call.writes)
+        written_by_earlier |= written
     return False

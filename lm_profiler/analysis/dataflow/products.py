@@ -35,16 +35,6 @@ _REDUCTIONS = (
     "aten::mean",
     "aten::norm",
     "aten::linalg_vector_norm",
-    "aten::logsumexp",
-    "aten::amax",
-    "aten::amin",
-    "aten::max",
-    "aten::min",
-    "aten::argmax",
-    "aten::argmin",
-    "aten::any",
-    "aten::all",
-    "aten::count_nonzero",
 )
 # the least reported share of positions at which the gradient is zero
 _MANY_ZERO_POSITIONS = 0.5

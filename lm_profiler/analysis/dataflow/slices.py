@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
@@ -33,14 +34,35 @@ def gradients_of_slices(step: StepCalls) -> dict[int, float]:
                 gradients_by_tensor[lines[-1], storage].append(number)
 
     shares: dict[int, float] = {}
-    for gradients in gradients_by_tensor.values():
+    for (_, storage), gradients in gradients_by_tensor.items():
         if len(gradients) < _FEWEST_SLICES:
+            continue
+        if not _can_be_taken_at_once(step, storage, gradients):
             continue
         needless_share = 1.0 - 1.0 / len(gradients)
         elements = step.calls[gradients[0]].elements
         for number in (*gradients, *_sums_of(step, gradients, elements)):
             shares[number] = needless_share
     return shares
+
+
+def _can_be_taken_at_once(
+    step: StepCalls, storage: int, gradients: Sequence[int]
+) -> bool:
+    """Return whether the slices of ``gradients`` do not overlap, and no call changes ``storage`` between them.
+
+    A program that fills a table row by row reads the rows that it has written before.
+    """
+    slices: list[int] = []
+    for gradient in gradients:
+        forward = step.calls[gradient].forward
+        assert forward is not None
+        slices.append(forward)
+    for writer in step.writers.get(storage, ()):
+        if min(slices) < writer < max(slices):
+            return False
+    sliced_elements = sum(step.calls[number].elements for number in set(slices))
+    return sliced_elements <= step.calls[gradients[0]].elements
 
 
 def _sums_of(step: StepCalls, numbers: list[int], elements: int) -> set[int]:

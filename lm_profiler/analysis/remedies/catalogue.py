@@ -959,8 +959,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "indexed",
         _on_operators(
-            "Select rows with x.index_select(0, index) instead of x[index] in {code}: it copies whole rows, and its "
-            "gradient adds whole rows (index_put_ adds element by element)."
+            "Select rows with x.index_select(dim, index) instead of x[index] in {code} (dim is the indexed dimension, "
+            "and no number may be negative): it copies whole rows, and its gradient adds whole rows, while index_put_ "
+            "adds element by element."
         ),
         likely_share=0.8,
     ),

@@ -825,6 +825,8 @@ class StepFlops:
             self._replaced.enter_context(_constructed_without(self._counter))
             self._replaced.enter_context(_registered_functions(self._counter))
             self._counter.begin_pass()
+            if self._operators is not None:
+                self._operators.guard.run(self._operators.begin_part)
             self._counter.__enter__()
         elif MODE_STACK.find()()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)

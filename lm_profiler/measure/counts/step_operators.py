@@ -39,8 +39,18 @@ from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
 from lm_profiler.measure.counts.zero_shares import product_of_call, zero_rows_of_table
 from lm_profiler.measure.user_code import OURS, package_of, qualified_name, user_lines
-from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
-from lm_profiler.torch_names import BACKWARD_NODE, NEXT_NODE_NUMBER, NODE_NUMBER
+from lm_profiler.record.operator_calls import (
+    UNRECORDED_UPDATE,
+    CodeLine,
+    OperatorCall,
+    StepCalls,
+)
+from lm_profiler.torch_names import (
+    BACKWARD_NODE,
+    NEXT_NODE_NUMBER,
+    NODE_NUMBER,
+    WEIGHT_VERSION,
+)
 
 _LEAST_DOUBLE = 1 << 12  # smaller results of float64 are not noted
 _LEAST_BROADCAST = 1 << 16  # smaller results of a broadcast are not noted
@@ -64,8 +74,23 @@ _FILE_OF_OPERATORS = getfile(type(torch.ops))
 _DIMENSIONS_OF_SEQUENCES = 3  # batch, elements and features, in this or another order
 _FILE_OF_CELLS = nn.LSTMCell.forward.__code__.co_filename
 _OTHER = "other"
+_FORWARD = "forward"
 _OPTIMIZER = "optimizer"
 _MOST_CALLS = 200_000  # a step with more is not recorded
+
+
+class _TensorState(NamedTuple):
+    """The storage of a tensor, and how often its content was changed in place."""
+
+    storage: int
+    version: int
+
+
+class _ParameterState(NamedTuple):
+    """A parameter and its gradient at one moment."""
+
+    weight: _TensorState
+    gradient: _TensorState | None
 
 
 class StepOperators:
@@ -107,8 +132,14 @@ class StepOperators:
         self._first_gradients: dict[int, int] = {}
         # by their identity, the tensors that require a gradient of their own but are no parameters, such as an input
         self._other_leaves: dict[int, ref[Tensor]] = {}
+        # the storages of parameters, and of what recorded calls of the step have written
+        self._known_storages: set[int] = set()
+        # whether forward reads any other tensor that requires a gradient
+        self._has_gradients_of_inputs = False
         # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
         self._has_sparse_tensors = False
+        # the trained parameters as the last recorded part left them; None while a part is recorded
+        self._left_parameters: list[_ParameterState] | None = None
         self._undo = ExitStack()
         self._thread = threading.get_ident()
 
@@ -126,9 +157,12 @@ class StepOperators:
         self._last_forward_node = -1
         self._exposed_storages = set()
         self._other_leaves = {}
+        self._has_gradients_of_inputs = False
         self._has_sparse_tensors = False
+        self._left_parameters = None
         module, _ = self._parties()
         self._first_gradients = self._gradient_storages(module)
+        self._known_storages = self._storages.of_all(module.parameters())
         for buffer in module.buffers():
             self._values.note_constant(self._storages.number_of(buffer))
 
@@ -141,6 +175,72 @@ class StepOperators:
         module, _ = self._parties()
         gradients = set(self._gradient_storages(module).values())
         self._exposed_storages |= self._storages.alive() - gradients
+        self._left_parameters = self._states_of_parameters()
+
+    def begin_part(self) -> None:
+        """Note what the code before this recorded part has done to the trained parameters and their gradients.
+
+        Code whose operators are not recorded may use gradients in place of an optimizer: to update or perturb weights
+        (sharpness-aware minimization, meta-learning), or to combine the gradients of several passes (differential
+        privacy). It then changes weights, or clears all gradients although no optimizer has used them.
+        """
+        left = self._left_parameters
+        self._left_parameters = None
+        if left is None:
+            return
+        now = self._states_of_parameters()
+        are_weights_changed = any(
+            before.weight != after.weight
+            for before, after in zip(left, now, strict=False)
+        )
+        gradients = [state.gradient for state in left if state.gradient is not None]
+        is_any_kept = any(
+            before.gradient == after.gradient
+            for before, after in zip(left, now, strict=False)
+            if before.gradient is not None
+        )
+        are_gradients_lost = bool(gradients) and not is_any_kept
+        has_used_gradients = are_gradients_lost and not self._is_backward_used()
+        if not are_weights_changed and not has_used_gradients:
+            return
+        weights = [state.weight.storage for state in left]
+        self._values.forget(weights)
+        self._calls.append(
+            OperatorCall(
+                name=UNRECORDED_UPDATE,
+                phase=_OTHER,
+                seconds=0.0,
+                reads=tuple(gradient.storage for gradient in gradients),
+                writes=tuple(dict.fromkeys(weights)),
+            )
+        )
+
+    def _is_backward_used(self) -> bool:
+        """Return whether an optimizer has made a call since the last backward pass began."""
+        for call in reversed(self._calls):
+            if call.phase == _OPTIMIZER:
+                return True
+            if call.phase == _FORWARD:
+                return False
+        return False
+
+    def _states_of_parameters(self) -> list[_ParameterState]:
+        """Return the state of each parameter that an optimizer updates."""
+        _, optimizers = self._parties()
+        states = []
+        for parameter in _updated_parameters(optimizers):
+            gradient = parameter.grad
+            gradient_state = None
+            if gradient is not None and gradient.layout is torch.strided:
+                gradient_state = self._state_of(gradient)
+            states.append(_ParameterState(self._state_of(parameter), gradient_state))
+        return states
+
+    def _state_of(self, tensor: Tensor) -> _TensorState:
+        version = 0
+        if not tensor.is_inference():
+            version = WEIGHT_VERSION.get_or(tensor, 0)
+        return _TensorState(self._storages.number_of(tensor), version)
 
     def note_call(
         self,
@@ -168,14 +268,19 @@ class StepOperators:
             is_parameter = isinstance(tensor, nn.Parameter)
             if tensor.requires_grad and tensor.is_leaf and not is_parameter:
                 self._other_leaves[id(tensor)] = ref(tensor)
+            if tensor.requires_grad and self.phase == _FORWARD:
+                storage = self._storages.number_of(tensor)
+                if storage not in self._known_storages:
+                    self._has_gradients_of_inputs = True
         access = self._access_of_call(operator, args, kwargs, inputs, results)
         written = access.changed | access.made
+        self._known_storages |= written
         # If the number of elements of a result depends on values, Python reads that number.
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
         is_view = not written and not is_host_read
         if is_view:
             if name in _SLICES and inputs[0].requires_grad:
-                self._note_slice(name, inputs[0])
+                self._note_slice(name, inputs[0], results)
             return
 
         forward = self._forward_call()
@@ -224,8 +329,8 @@ class StepOperators:
             )
         )
 
-    def _note_slice(self, name: str, whole: Tensor) -> None:
-        """Record a slice of ``whole``; its gradient is as large as that."""
+    def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
+        """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
         forward = self._forward_call()
         self._calls.append(
             OperatorCall(
@@ -237,6 +342,7 @@ class StepOperators:
                 writes=(),
                 lines=self._lines_of_call(forward),
                 forward=forward,
+                elements=sum(map(Tensor.numel, slices)),
             )
         )
 
@@ -334,6 +440,7 @@ class StepOperators:
             kept=frozenset(kept),
             is_complete=is_complete and self._sees_all and not self._has_sparse_tensors,
             trained_elements=sum(parameter.numel() for parameter in updated),
+            has_gradients_of_inputs=self._has_gradients_of_inputs,
             is_double=any(parameter.dtype == torch.float64 for parameter in updated),
         )
 
@@ -440,7 +547,7 @@ def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:
 def _indexed_row_elements(name: str, args: Sequence[Any]) -> int:
     """Return how many elements a row has that ``x[index]`` copies on the CPU; 0 for other calls.
 
-    ``index_select`` can replace it if the index is one tensor of integers; a row are the elements behind its dimension.
+    ``index_select`` can replace it if the index is one vector of integers; a row are the elements behind its dimension.
     """
     if name != "aten::index" or args[0].device.type != "cpu":
         return 0
@@ -451,7 +558,9 @@ def _indexed_row_elements(name: str, args: Sequence[Any]) -> int:
     if len(dimensions) != 1:
         return 0
     (dimension,) = dimensions
-    if indices[dimension].dtype not in _INDEX_DTYPES:
+    index = indices[dimension]
+    is_vector_of_numbers = index.dim() == 1 and index.dtype in _INDEX_DTYPES
+    if not is_vector_of_numbers:
         return 0
     return math.prod(indexed.shape[dimension + 1 :])
 

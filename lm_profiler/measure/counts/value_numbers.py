@@ -47,6 +47,11 @@ class ValueNumbers:
         """Note that ``storage`` begins each step with the same content."""
         self._constants.add(self._contents[storage])
 
+    def forget(self, storages: Iterable[int]) -> None:
+        """Note that code that is not recorded may have changed the content of ``storages``."""
+        for storage in storages:
+            self._contents[storage] = self._new_number()
+
     def add_call(
         self,
         operator: Any,

@@ -528,6 +528,25 @@ def slices_of_many_tensors(step: Step, hidden: Tensor, labels: Tensor) -> Tensor
     return plain(step, hidden, labels)
 
 
+def table_filled_row_by_row(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A dynamic program reads the row that it has written before."""
+    table = hidden.clone()
+    for row in range(1, TOKENS):
+        table[row] = 0.5 * table[row - 1].clone() + table[row]
+    return plain(step, table, labels)
+
+
+def overlapping_windows(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    windows = [hidden[row : row + 8].mean(0) for row in range(TOKENS)]
+    return plain(step, torch.stack(windows), labels)
+
+
+def largest_of_all_pairs(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Neither distances nor products."""
+    largest = (hidden[:, None] - hidden[None]).relu().amax(dim=1)
+    return plain(step, largest, labels)
+
+
 def mixture_of_experts(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Each row goes to two of four experts, each of which has a weight of its own."""
     routed = hidden[torch.arange(2 * TOKENS) % TOKENS]
@@ -716,6 +735,9 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
     [
         (slices_at_once, "sliced"),
         (slices_of_many_tensors, "sliced"),
+        (table_filled_row_by_row, "sliced"),
+        (overlapping_windows, "sliced"),
+        (largest_of_all_pairs, "broadcast"),
         (sampler, "unfused"),
         (mixture_of_experts, "gathered"),
         (discretised_states, "broadcast"),
