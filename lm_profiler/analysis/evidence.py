@@ -111,7 +111,7 @@ class Evidence:
     needless_operators: Sequence[NeedlessOperators] = ()
     # the share of forward's operators, by their time, that belong to backward passes within it
     backward_share_of_forward: float = 0.0
-    # whether forward computes anything twice from the same values, by the data flow of a step; None if it is unknown
+    # whether forward applies a layer twice to the same values, by the data flow of a step; None if it is unknown
     repeats_forward: bool | None = None
     code_parts: Sequence[CodePart] = ()
     recompilations: int = 0

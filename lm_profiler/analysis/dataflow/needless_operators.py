@@ -31,10 +31,10 @@ from lm_profiler.analysis.dataflow.products import (
     products_with_zeros,
 )
 from lm_profiler.analysis.dataflow.repeats import (
+    LAYERS,
     constant_calls,
     longest_line,
     repeated_calls,
-    repeats_calls_of_forward,
 )
 from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.slices import gradients_of_slices
@@ -51,8 +51,6 @@ from lm_profiler.record.findings import (
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
-# operators of trained layers, besides matrix products
-_LAYERS = ("aten::embedding", "aten::convolution")
 # parts of the names of operators that factorize a matrix or solve a system
 _FACTORIZING = (
     "cholesky",
@@ -105,11 +103,6 @@ def needless_operators(
         if needless_s > 0.0 and needless_s >= least_share * total_s:
             entries.append(_operators(step, reason, new_shares, place))
     return entries
-
-
-def repeats_forward(step: StepCalls) -> bool:
-    """Return whether forward computes anything twice from the same values, whether or not it is needless."""
-    return repeats_calls_of_forward(step, least_size=_LEAST_SIZE)
 
 
 def backward_share_of_forward(step: StepCalls) -> float:
@@ -231,7 +224,7 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
     for number, call in enumerate(step.calls):
         if number not in liveness.needed_only_elsewhere:
             continue
-        is_layer = call.product is not None or call.name in _LAYERS
+        is_layer = call.product is not None or call.name in LAYERS
         is_trained_layer = is_layer and not step.trained.isdisjoint(call.reads)
         consumes_output = not layer_storages.isdisjoint(call.reads)
         if is_trained_layer or consumes_output:

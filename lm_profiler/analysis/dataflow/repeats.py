@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD = "forward", "backward"
+# operators of trained layers, besides matrix products
+LAYERS = ("aten::embedding", "aten::convolution")
 
 
 def repeated_calls(
@@ -53,11 +55,12 @@ def repeated_calls(
     return repeated
 
 
-def repeats_calls_of_forward(step: StepCalls, least_size: int) -> bool:
-    """Return whether forward computes anything of at least ``least_size`` elements twice from the same values."""
+def repeats_layers_of_forward(step: StepCalls) -> bool:
+    """Return whether forward applies a layer twice to the same values."""
     for first_call, later_call in _pairs_of_equal_value(step):
         first, later = step.calls[first_call], step.calls[later_call]
-        if first.phase == later.phase == _FORWARD and later.size >= least_size:
+        is_layer = later.product is not None or later.name in LAYERS
+        if is_layer and first.phase == later.phase == _FORWARD:
             return True
     return False
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from threading import Event, Thread, get_ident
+from traceback import walk_stack
 from types import FrameType
 
 from torch import nn
@@ -17,13 +18,14 @@ from torch import nn
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.user_code import user_lines
+from lm_profiler.measure.user_code import package_of, user_lines
 from lm_profiler.record.operator_calls import CodeLine
 from lm_profiler.record.run_record import EPOCH, FIRST_BATCH, VALIDATION
 
 # Sampling costs some 0.1 ms each time, which is 1 % of a validation.
 _EVERY_S = 0.01
 _FEWEST_SAMPLES = 8
+_LOADERS = "/torch/utils/data/"  # the folder of torch's code of loaders
 # parts of a step in which its batch has not arrived
 _BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
 _LARGE_SHARE = 0.5  # the share of the samples that a function must have
@@ -103,9 +105,8 @@ class _EpochBoundary:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._begin_of_step_ns: int | None = (
-            None  # of the first step after the boundary
-        )
+        # of the first step after the boundary
+        self._begin_of_step_ns: int | None = None
 
     def lasts(self) -> bool:
         """Return whether the last thing for which the loop left its steps was an epoch, without a batch since then."""
@@ -125,10 +126,24 @@ class _EpochBoundary:
 def _stack_of(frame: FrameType) -> _Stack:
     """Return the lines of the program around ``frame``, without the code of modules.
 
-    If a validation takes long, its caller can call it less often. The line within the model shows nothing.
+    If a validation takes long, its caller can call it less often. The line within the model shows nothing. Nor does the
+    line of the loop over a loader, which makes its iterator and starts its workers: then the result is empty.
     """
+    if _is_in_loader(frame):
+        return ()
     lines = user_lines(frame, callees_left_out=nn.Module.__call__.__code__)
     return tuple(CodeLine(*line) for line in lines)
+
+
+def _is_in_loader(innermost: FrameType) -> bool:
+    """Return whether torch's code of loaders runs, or what it calls, and not the program's code of a dataset."""
+    for frame, _ in walk_stack(innermost):
+        file = frame.f_code.co_filename
+        if not package_of(file):
+            return False
+        if _LOADERS in file:
+            return True
+    return False
 
 
 def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:

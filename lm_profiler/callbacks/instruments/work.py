@@ -18,8 +18,8 @@ from lm_profiler.analysis.dataflow.needless_operators import (
     backward_share_of_forward,
     factorizing_operators,
     needless_operators,
-    repeats_forward,
 )
+from lm_profiler.analysis.dataflow.repeats import repeats_layers_of_forward
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.loop import Loop
@@ -106,7 +106,7 @@ class FlopsWatch(Instrument):
             if calls is not None:
                 facts["needless_operators"] = needless_operators(calls)
                 facts["backward_share_of_forward"] = backward_share_of_forward(calls)
-                facts["repeats_forward"] = repeats_forward(calls)
+                facts["repeats_forward"] = repeats_layers_of_forward(calls)
                 facts["factorizing_operators"] = factorizing_operators(calls)
                 facts["line_operators"] = operators_of_lines(calls)
         try:

@@ -1,11 +1,14 @@
 """The lines in which validations and epoch boundaries spend most of their time are found by samples of the stack."""
 
+import sys
 import time
 from collections import Counter
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from lm_profiler.callbacks.instruments import outside_lines
 from lm_profiler.callbacks.instruments.outside_lines import OutsideLines, costliest_line
 from lm_profiler.measure.clocks.tape import DATA, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -89,3 +92,44 @@ def test_the_line_of_an_epoch_boundary_runs_until_the_first_batch() -> None:
     assert lines[EPOCH].function == lines[FIRST_BATCH].function == "run_until"
     assert lines[VALIDATION] is None
     assert instrument._sampler is None
+
+
+class Rows(Dataset[int]):
+    """A dataset of the program, whose first item waits until it was sampled."""
+
+    def __init__(self, stacks: Counter[Any]) -> None:
+        self.stacks = stacks
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        run_until(self.stacks, samples=10)
+        return index
+
+
+def test_the_dataset_of_a_loader_is_named_and_not_the_loop_over_it() -> None:
+    timeline = Timeline()
+    instrument = OutsideLines(timeline)
+    stacks = instrument._epoch_stacks
+    instrument.begin("measure")
+    timeline.go_outside(EPOCH)
+    for _ in DataLoader(Rows(stacks)):
+        timeline.mark(FORWARD)
+    instrument.end("measure")
+    line = instrument.facts["lines_outside"][EPOCH]
+    assert line.function in ("run_until", "Rows.__getitem__")
+
+
+def test_a_loader_that_waits_has_no_line() -> None:
+    """The stack of the thread that fetches batches for pinned memory, for example, has only code of torch."""
+    frames = []
+
+    def collate(rows: list[int]) -> list[int]:
+        frames.append(sys._getframe().f_back)
+        return rows
+
+    list(DataLoader([1], collate_fn=collate))
+    (frame,) = frames
+    assert frame is not None
+    assert outside_lines._stack_of(frame) == ()
