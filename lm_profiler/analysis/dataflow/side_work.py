@@ -239,7 +239,12 @@ def _is_layer(
     weight_storages: Collection[int],
     storages_written_in_step: Collection[int],
 ) -> bool:
-    """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product."""
+    """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product.
+
+    All operators of torch's recurrent cells count, because the program cannot fuse them.
+    """
+    if call.is_of_cell:
+        return True
     if call.product is None:
         return call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION)
     factors = {call.product.left.storage, call.product.right.storage}

@@ -739,6 +739,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (overlapping_windows, "sliced"),
         (largest_of_all_pairs, "broadcast"),
         (sampler, "unfused"),
+        (cell_without_kernel, "unfused"),
         (mixture_of_experts, "gathered"),
         (discretised_states, "broadcast"),
         (cell_without_kernel, "cells"),
