@@ -765,3 +765,10 @@ def test_a_first_pass_that_evaluates_has_no_backward_pass_to_be_saved(
 def test_a_broadcast_saves_its_backward_pass_however_long_that_is() -> None:
     works = with_needless(("broadcast", "forward", 0.010), ("broadcast", "backward", 0.035))
     assert found_in(made(HALVES, waterfall=works), "broadcast").saves_s == pytest.approx(0.045)
+
+
+def test_a_sleep_in_every_fifth_step_is_one_although_a_mean_step_is_shorter() -> None:
+    """The recorded step sleeps for 240 ms, a mean step for 48 of 55 ms."""
+    use = {"forward": ThreadUse(wall_s=0.055, ran_s=0.007, no_cpu_s=0.0)}
+    record = made({"forward": 55.0}, python_times=[line(240.0, "time.sleep")], thread_use=use)
+    assert findings_of(record)[0].name == "sleep"

@@ -40,7 +40,9 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     # The function sleeps if C functions take most of its time, and its thread slept for at least half of that.
     mostly_waits = function.waits_s > 0.5 * function.seconds
     use = costs.record.thread_use.get(phase)
-    sleeps = mostly_waits and use is not None and use.asleep_s >= 0.5 * function.waits_s
+    # The function may have waited in the one recorded step alone, for longer than a mean step.
+    waits_s = min(function.waits_s, phase_s)
+    sleeps = mostly_waits and use is not None and use.asleep_s >= 0.5 * waits_s
     name: FindingName = "python"
     if sleeps:
         name = "sleep"
