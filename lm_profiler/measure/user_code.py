@@ -100,9 +100,8 @@ def _uses_torch(package: str) -> bool:
 
 def _is_from_torch(value: object) -> bool:
     """Return whether ``value`` is a module or a class of torch."""
-    kind = type(
-        value
-    )  # isinstance would ask the value for its class, which a lazy object may not have yet
+    # isinstance would ask the value for its class, which a lazy object may not have yet
+    kind = type(value)
     if issubclass(kind, ModuleType):
         module_name = vars(value).get("__name__", "")
     elif issubclass(kind, type):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 # the name of a call that stands for code whose operators are not recorded, and which has used gradients
 UNRECORDED_UPDATE = "unrecorded update"
+# operators of layers, besides matrix products
+_LAYERS = ("aten::embedding", "aten::convolution")
 
 
 class CodeLine(NamedTuple):
@@ -106,6 +108,11 @@ class OperatorCall:
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
 
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a matrix product, a convolution or a look-up of an embedding."""
+        return self.product is not None or self.name in _LAYERS
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepCalls:
@@ -159,6 +166,11 @@ class StepCalls:
             for storage in call.reads:
                 readers[storage].append(number)
         return readers
+
+    def readers_of_result(self, number: int) -> Iterator[int]:
+        """Yield the numbers of the calls that read what a call writes; a call that reads two of its results, twice."""
+        for storage in self.calls[number].writes:
+            yield from self.readers.get(storage, ())
 
     @cached_property
     def backward_of(self) -> Mapping[int, Sequence[int]]:

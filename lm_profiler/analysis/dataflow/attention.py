@@ -117,12 +117,11 @@ def _makers_of_inputs(step: StepCalls, number: int) -> Iterator[int]:
 def _feeds_product(step: StepCalls, numbers: list[int]) -> bool:
     """Return whether a matrix product without weights reads a result of one of the calls ``numbers``."""
     for number in numbers:
-        for storage in step.calls[number].writes:
-            for reader in step.readers.get(storage, ()):
-                call = step.calls[reader]
-                is_product = call.phase == _FORWARD and call.product is not None
-                if is_product and _is_without_weights(step, reader):
-                    return True
+        for reader in step.readers_of_result(number):
+            call = step.calls[reader]
+            is_product = call.phase == _FORWARD and call.product is not None
+            if is_product and _is_without_weights(step, reader):
+                return True
     return False
 
 

@@ -64,16 +64,15 @@ def _is_read_only_by(step: StepCalls, number: int, readers: set[int]) -> bool:
         return False
     has_reader = False
     is_saved_for_backward = False
-    for storage in call.writes:
-        for reader in step.readers.get(storage, ()):
-            forward = step.calls[reader].forward
-            if reader == number:
-                continue
-            is_own_backward = forward == number
-            if not is_own_backward and reader not in readers and forward not in readers:
-                return False
-            has_reader = True
-            is_saved_for_backward = is_saved_for_backward or forward is not None
+    for reader in step.readers_of_result(number):
+        forward = step.calls[reader].forward
+        if reader == number:
+            continue
+        is_own_backward = forward == number
+        if not is_own_backward and reader not in readers and forward not in readers:
+            return False
+        has_reader = True
+        is_saved_for_backward = is_saved_for_backward or forward is not None
     # What autograd saves outlives forward, too, but the program does not keep it.
     is_kept = not step.kept.isdisjoint(call.writes) and not is_saved_for_backward
     return has_reader and not is_kept

@@ -31,7 +31,6 @@ from lm_profiler.analysis.dataflow.products import (
     products_with_zeros,
 )
 from lm_profiler.analysis.dataflow.repeats import (
-    LAYERS,
     constant_calls,
     longest_line,
     repeated_calls,
@@ -64,12 +63,13 @@ _FACTORIZING = (
 )
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
+# the reasons that are about small calls
 _OF_SMALL_CALLS = (
     "accumulated",
     "looped",
     "cells",
     "small_parameters",
-)  # the reasons that are about small calls
+)
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
@@ -224,8 +224,7 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
     for number, call in enumerate(step.calls):
         if number not in liveness.needed_only_elsewhere:
             continue
-        is_layer = call.product is not None or call.name in LAYERS
-        is_trained_layer = is_layer and not step.trained.isdisjoint(call.reads)
+        is_trained_layer = call.is_layer and not step.trained.isdisjoint(call.reads)
         consumes_output = not layer_storages.isdisjoint(call.reads)
         if is_trained_layer or consumes_output:
             layer_storages.update(call.writes)

@@ -198,11 +198,10 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
 def _are_reduced(step: StepCalls, numbers: Iterable[int]) -> bool:
     """Return whether forward reduces the result of one of the calls, such as to a sum."""
     for number in numbers:
-        for storage in step.calls[number].writes:
-            for reader in step.readers.get(storage, ()):
-                call = step.calls[reader]
-                if call.phase == _FORWARD and call.name in _REDUCTIONS:
-                    return True
+        for reader in step.readers_of_result(number):
+            call = step.calls[reader]
+            if call.phase == _FORWARD and call.name in _REDUCTIONS:
+                return True
     return False
 
 
@@ -217,15 +216,14 @@ def calls_as_large_as(step: StepCalls, number: int) -> Iterator[int]:
     while unvisited:
         current = unvisited.pop()
         yield current
-        for storage in step.calls[current].writes:
-            for reader in step.readers.get(storage, ()):
-                call = step.calls[reader]
-                is_new = reader > current and reader not in found
-                is_large = call.elements >= least_elements
-                continues_chain = call.phase == _FORWARD and call.product is None
-                if is_new and is_large and continues_chain:
-                    found.add(reader)
-                    unvisited.append(reader)
+        for reader in step.readers_of_result(current):
+            call = step.calls[reader]
+            is_new = reader > current and reader not in found
+            is_large = call.elements >= least_elements
+            continues_chain = call.phase == _FORWARD and call.product is None
+            if is_new and is_large and continues_chain:
+                found.add(reader)
+                unvisited.append(reader)
 
 
 def products_in_costly_order(step: StepCalls) -> dict[int, float]:

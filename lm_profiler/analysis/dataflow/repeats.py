@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterator
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD = "forward", "backward"
-# operators of trained layers, besides matrix products
-LAYERS = ("aten::embedding", "aten::convolution")
 
 
 def repeated_calls(
@@ -59,8 +57,7 @@ def repeats_layers_of_forward(step: StepCalls) -> bool:
     """Return whether forward applies a layer twice to the same values."""
     for first_call, later_call in _pairs_of_equal_value(step):
         first, later = step.calls[first_call], step.calls[later_call]
-        is_layer = later.product is not None or later.name in LAYERS
-        if is_layer and first.phase == later.phase == _FORWARD:
+        if later.is_layer and first.phase == later.phase == _FORWARD:
             return True
     return False
 

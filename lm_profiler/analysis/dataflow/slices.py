@@ -69,10 +69,9 @@ def _sums_of(step: StepCalls, numbers: list[int], elements: int) -> set[int]:
     """Return the calls of backward that add the results of the calls ``numbers``, each of so many ``elements``."""
     sums: set[int] = set()
     for number in numbers:
-        for storage in step.calls[number].writes:
-            for reader in step.readers.get(storage, ()):
-                call = step.calls[reader]
-                is_sum = call.phase == _BACKWARD and call.name.startswith(_SUM)
-                if is_sum and call.elements == elements:
-                    sums.add(reader)
+        for reader in step.readers_of_result(number):
+            call = step.calls[reader]
+            is_sum = call.phase == _BACKWARD and call.name.startswith(_SUM)
+            if is_sum and call.elements == elements:
+                sums.add(reader)
     return sums

@@ -34,19 +34,16 @@ def calls_on_transposed_logits(step: StepCalls) -> dict[int, float]:
 
 def _is_read_by_loss(step: StepCalls, number: int) -> bool:
     """Return whether a loss reads the result of call ``number``."""
-    for storage in step.calls[number].writes:
-        for reader in step.readers.get(storage, ()):
-            if step.calls[reader].name in _LOSSES:
-                return True
-    return False
+    return any(
+        step.calls[reader].name in _LOSSES for reader in step.readers_of_result(number)
+    )
 
 
 def _copies_of_result(step: StepCalls, number: int) -> list[int]:
     """Return the calls of backward that copy the result of call ``number``."""
     copies: list[int] = []
-    for storage in step.calls[number].writes:
-        for reader in step.readers.get(storage, ()):
-            call = step.calls[reader]
-            if call.phase == _BACKWARD and call.name in _COPIES:
-                copies.append(reader)
+    for reader in step.readers_of_result(number):
+        call = step.calls[reader]
+        if call.phase == _BACKWARD and call.name in _COPIES:
+            copies.append(reader)
     return copies

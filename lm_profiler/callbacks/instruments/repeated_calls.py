@@ -90,9 +90,8 @@ class _TensorInput(NamedTuple):
     """A tensor as it was when a module was called with it."""
 
     tensor: weakref.ref[Tensor]
-    version: (
-        int | None
-    )  # how often it had been changed in place; None if torch does not count that
+    # how often it had been changed in place; None if torch does not count that
+    version: int | None
 
 
 def _version_of(tensor: Tensor) -> int | None:

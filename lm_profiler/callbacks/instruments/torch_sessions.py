@@ -26,6 +26,7 @@ from lm_profiler.torch_names import (
     START_TRACE,
 )
 
+_GENERATIONS = (0, 1, 2)  # of the garbage collector, that of the newest objects first
 _NO_GRAPH_TASK = -1  # the id outside of a backward pass
 
 # the functions of torch that call C++ code, by their files and names; that code has an open range and calls Python
@@ -84,9 +85,7 @@ def close_open_ranges() -> None:
 
     Their owners close them again later, which has no effect. The newest are closed first, because ranges nest.
     """
-    for generation in range(
-        3
-    ):  # the generations of the garbage collector; 0 has the newest objects
+    for generation in _GENERATIONS:
         newest_first = gc.get_objects(generation)[::-1]
         for range_ in _objects_of(record_function, newest_first):
             has_begun = range_.record is not None

@@ -58,10 +58,8 @@ _BROADCAST_GROWTH = 16  # how many times more elements than its largest input ho
 # namespaces of operators that change no arguments except those that their schema names
 _PURE_NAMESPACES = ("aten", "prims")
 _HOST_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
-_INDEX_DTYPES = (
-    torch.int32,
-    torch.int64,
-)  # those of ``index_select``; others are masks
+# those of ``index_select``; others are masks
+_INDEX_DTYPES = (torch.int32, torch.int64)
 # the functions of Python that call autograd's engine; the program's lines inside of them are in hooks and Functions
 _ENGINE = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _SLICES = ("aten::select", "aten::slice")
@@ -188,30 +186,35 @@ class StepOperators:
         self._left_parameters = None
         if left is None:
             return
-        now = self._states_of_parameters()
-        are_weights_changed = any(
-            before.weight != after.weight
-            for before, after in zip(left, now, strict=False)
-        )
-        gradients = [state.gradient for state in left if state.gradient is not None]
-        is_any_kept = any(
-            before.gradient == after.gradient
-            for before, after in zip(left, now, strict=False)
-            if before.gradient is not None
-        )
-        are_gradients_lost = bool(gradients) and not is_any_kept
+        weights: dict[int, None] = {}  # storages, in order
+        gradients: list[int] = []
+        are_weights_changed = False
+        is_any_gradient_kept = False
+        for before, after in zip(left, self._states_of_parameters(), strict=False):
+            weights[before.weight.storage] = None
+            if before.weight != after.weight:
+                are_weights_changed = True
+            if before.gradient is not None:
+                gradients.append(before.gradient.storage)
+                if before.gradient == after.gradient:
+                    is_any_gradient_kept = True
+        are_gradients_lost = bool(gradients) and not is_any_gradient_kept
         has_used_gradients = are_gradients_lost and not self._is_backward_used()
-        if not are_weights_changed and not has_used_gradients:
-            return
-        weights = [state.weight.storage for state in left]
+        if are_weights_changed or has_used_gradients:
+            self._note_unrecorded_update(gradients, list(weights))
+
+    def _note_unrecorded_update(
+        self, gradients: Sequence[int], weights: Sequence[int]
+    ) -> None:
+        """Record that code used ``gradients``, and may have changed ``weights``; both are given by their storages."""
         self._values.forget(weights)
         self._calls.append(
             OperatorCall(
                 name=UNRECORDED_UPDATE,
                 phase=_OTHER,
                 seconds=0.0,
-                reads=tuple(gradient.storage for gradient in gradients),
-                writes=tuple(dict.fromkeys(weights)),
+                reads=tuple(gradients),
+                writes=tuple(weights),
             )
         )
 

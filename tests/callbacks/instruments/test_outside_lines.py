@@ -43,6 +43,15 @@ def run_until(stacks: Counter[Any], samples: int, deadline_s: float = 60.0) -> N
         sum(range(1000))
 
 
+def outside_for(what: str) -> tuple[Timeline, OutsideLines]:
+    """Return a timeline whose loop has left its steps for ``what``, and an instrument that samples since then."""
+    timeline = Timeline()
+    instrument = OutsideLines(timeline)
+    instrument.begin("measure")
+    timeline.go_outside(what)
+    return timeline, instrument
+
+
 class Slow(nn.Module):
     """A model whose forward pass goes on until the instrument has taken enough samples."""
 
@@ -59,10 +68,7 @@ def evaluate(model: nn.Module) -> None:
 
 
 def test_the_line_is_the_call_of_the_model() -> None:
-    timeline = Timeline()
-    instrument = OutsideLines(timeline)
-    instrument.begin("measure")
-    timeline.go_outside(VALIDATION)
+    _, instrument = outside_for(VALIDATION)
     evaluate(Slow(instrument._validation_stacks))
     instrument.end("measure")
     line = instrument.facts["lines_outside"][VALIDATION]
@@ -70,11 +76,8 @@ def test_the_line_is_the_call_of_the_model() -> None:
 
 
 def test_the_line_of_an_epoch_boundary_runs_until_the_first_batch() -> None:
-    timeline = Timeline()
-    instrument = OutsideLines(timeline)
+    timeline, instrument = outside_for(EPOCH)
     stacks = instrument._epoch_stacks
-    instrument.begin("measure")
-    timeline.go_outside(EPOCH)
     run_until(stacks, samples=4)
     timeline.mark(DATA)
     run_until(stacks, samples=16)
@@ -109,11 +112,8 @@ class Rows(Dataset[int]):
 
 
 def test_the_dataset_of_a_loader_is_named_and_not_the_loop_over_it() -> None:
-    timeline = Timeline()
-    instrument = OutsideLines(timeline)
+    timeline, instrument = outside_for(EPOCH)
     stacks = instrument._epoch_stacks
-    instrument.begin("measure")
-    timeline.go_outside(EPOCH)
     for _ in DataLoader(Rows(stacks)):
         timeline.mark(FORWARD)
     instrument.end("measure")
