@@ -21,8 +21,8 @@ from lm_profiler.report.run.watch_tables import event_text
 S = 1_000_000_000
 
 
-class Standing(WatchWriter):
-    """The writer of rank 5 of 8, by a clock that the test sets, which looks once a second."""
+class SimulatedWriter(WatchWriter):
+    """The writer of rank 5 of 8, by a clock that the test sets; it checks for a stall once per second."""
 
     def __init__(self, folder: Path, cpu_s: float = 0.0) -> None:
         self.now_ns = S
@@ -34,27 +34,38 @@ class Standing(WatchWriter):
         self._newest = HandOver(S)
 
     def wait(self, seconds: int, meanwhile: Callable[[], object] = lambda: None) -> list[WatchEvent]:
+        """Let so many seconds pass; return all events so far."""
         for _ in range(seconds):
             self.now_ns += S
             meanwhile()
             self._check_for_stall()
         return read_events(self.folder)
 
+    def pause(self, seconds: int, cpu_s_before: float) -> None:
+        """Let the writer notice that its thread did not run for so long; the process had used ``cpu_s_before``."""
+        before_ns = self.now_ns
+        self.now_ns += seconds * S
+        self._check_for_pause(before_ns, cpu_s_before)
+
     def marks(self, *codes: int) -> None:
         for code in codes:
             self.timeline.mark(code)
 
+    def end_step(self) -> None:
+        self.marks(at.LEAVE, at.END)
+        self.take(HandOver(self.now_ns, self.timeline.take_marks()))
 
-def in_backward(writer: Standing) -> None:
+
+def in_backward(writer: SimulatedWriter) -> None:
     writer.marks(at.DATA, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD)
 
 
-def in_validation(writer: Standing) -> None:
+def in_validation(writer: SimulatedWriter) -> None:
     writer.marks(at.DATA)
     writer.timeline.go_outside(VALIDATION)
 
 
-def in_a_checkpoint(writer: Standing) -> None:
+def in_a_checkpoint(writer: SimulatedWriter) -> None:
     in_backward(writer)
     writer.place.spans += [
         RunningSpan(writer.now_ns, "callback: ModelCheckpoint"),
@@ -62,37 +73,46 @@ def in_a_checkpoint(writer: Standing) -> None:
     ]
 
 
-def between_epochs(writer: Standing) -> None:
+def between_epochs(writer: SimulatedWriter) -> None:
     writer.marks(at.DATA, at.LEAVE, at.END)
 
 
 @pytest.mark.parametrize(
-    "stands, where",
+    "begin, phase",
     [(in_backward, "backward"), (in_validation, VALIDATION), (in_a_checkpoint, "checkpoints"),
      (between_epochs, EPOCH_TURN)],
 )  # fmt: skip
-def test_a_stall_is_reported_once(stands: Callable[[Standing], None], where: str, tmp_path: Path):
-    writer = Standing(tmp_path)
+def test_a_stall_is_reported_once(begin: Callable[[SimulatedWriter], None], phase: str, tmp_path: Path):
+    """After a minute, and not again in the next 199 seconds."""
+    writer = SimulatedWriter(tmp_path)
     writer.now_ns += 5 * S
-    stands(writer)
+    begin(writer)
     assert writer.wait(59) == []
     (event,) = writer.wait(200)
-    assert (event.part, event.rank, round(event.now, 3)) == (where, 5, 60.0)
+    assert event.part == phase
+    assert event.rank == 5
+    assert event.now == pytest.approx(60.0, abs=1e-3)
     assert event.cause.startswith("test_watch_writer.py:")
     text = event_text(event, 8)
-    assert text.startswith(f"stalled in {where} since 01-01 ")
+    assert text.startswith(f"stalled in {phase} since 01-01 ")
     assert text.endswith(", rank 5 of 8")
-    assert read_status(tmp_path, 5).phase == where
+    assert read_status(tmp_path, 5).phase == phase
 
 
-def test_a_pause_that_ends_by_itself_is_no_stall(tmp_path: Path) -> None:
-    writer = Standing(tmp_path)
-    in_validation(writer)  # whose batches are signs of life
-    assert writer.wait(200, lambda: setattr(writer.place, "alive_ns", writer.now_ns)) == []
+def test_validation_does_not_stall_while_its_batches_end(tmp_path: Path) -> None:
+    writer = SimulatedWriter(tmp_path)
+    in_validation(writer)
+
+    def end_batch() -> None:
+        writer.place.alive_ns = writer.now_ns
+
+    assert writer.wait(200, meanwhile=end_batch) == []
     assert len(writer.wait(61)) == 1
-    # Where it went on by itself it has to take three times as long.
-    (tmp_path / "run").mkdir()
-    writer = Standing(tmp_path / "run")
+
+
+def test_a_checkpoint_stalls_if_it_takes_three_times_as_long_as_the_last(tmp_path: Path) -> None:
+    """The first took 100 s: it was reported as a stall, and ended by itself."""
+    writer = SimulatedWriter(tmp_path)
     in_a_checkpoint(writer)
     assert len(writer.wait(100)) == 1
     writer.place.spans.clear()
@@ -100,66 +120,67 @@ def test_a_pause_that_ends_by_itself_is_no_stall(tmp_path: Path) -> None:
     in_a_checkpoint(writer)
     assert len(writer.wait(299)) == 1
     assert len(writer.wait(2)) == 2
-    assert "stalled" not in writer.ledger.seconds  # a checkpoint's time is a checkpoint's
+    assert "stalled" not in writer.ledger.seconds  # it is booked as time of checkpoints
 
 
 def test_a_stall_in_which_a_rank_waits_for_another_is_booked_once(tmp_path: Path) -> None:
-    """The comparison of the ranks finds the same 90 s; of the 5 s beside them, which are no stall, 2 s are waiting."""
-    writer = Standing(tmp_path)
-    writer.ledger.seconds["step: forward"] = 5.0
+    """The comparison of ranks finds 92 s of waiting: the 90 s of the stall, and 2 of the 5 s of forward."""
+    writer = SimulatedWriter(tmp_path)
+    ledger = writer.ledger.seconds
+    ledger["step: forward"] = 5.0
     in_backward(writer)
     writer.wait(90)
-    writer.marks(at.LEAVE, at.END)
-    writer.take(HandOver(writer.now_ns, writer.timeline.take_marks()))
-    assert writer.ledger.seconds["stalled"] == pytest.approx(90.0)  # what is beyond the usual
+    writer.end_step()
+    assert ledger["stalled"] == pytest.approx(90.0)
     writer._ranks.waited_s = 92.0
     writer.rank, writer.world_size = 0, 2
     writer._compare_ranks(writer.now_ns)
-    ledger = writer.ledger.seconds
     assert ledger["stalled"] == pytest.approx(90.0)
-    assert ledger["waiting for ranks"] == pytest.approx(2.0)
-    assert ledger["step: forward"] + ledger["step: backward"] == pytest.approx(3.0, abs=1.5)
+    assert ledger["waiting for ranks"] == pytest.approx(92.0 - 90.0)
+    assert ledger["step: forward"] + ledger["step: backward"] == pytest.approx(5.0 - 2.0, abs=1.5)
 
 
 def test_a_pause_of_the_process_is_an_event(tmp_path: Path) -> None:
-    for seconds, cpu_s in ((31, 20.0), (4, 0.0)):  # a thread that had to wait is no pause
-        writer = Standing(tmp_path, cpu_s)
-        in_backward(writer)
-        asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S
-        writer._check_for_pause(asked_ns, 0.0)
-        assert read_events(tmp_path) == []
-    writer = Standing(tmp_path, cpu_s=3.0)
+    writer = SimulatedWriter(tmp_path, cpu_s=3.0)
     in_backward(writer)
-    asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + 31 * S
-    writer._check_for_pause(asked_ns, 1.0)  # two seconds of work
+    writer.pause(31, cpu_s_before=1.0)  # the process worked for 2 s of it
     (event,) = writer.wait(50)
-    assert (event.kind, event.part, event.now) == ("stall", "backward", pytest.approx(30.0))
+    assert (event.kind, event.part) == ("stall", "backward")
+    assert event.now == pytest.approx(30.0)
     assert event.cause == "the process was stopped"
-    writer.marks(at.LEAVE, at.END)
-    writer.take(HandOver(writer.now_ns, writer.timeline.take_marks()))
+    writer.end_step()
     assert writer.ledger.seconds["paused"] == pytest.approx(30.0)
-    assert writer.ledger.seconds["step: backward"] == pytest.approx(51.0)
+    assert writer.ledger.seconds["step: backward"] == pytest.approx(31 + 50 - 30.0)
+
+
+@pytest.mark.parametrize("seconds, cpu_s", [(31, 20.0), (4, 0.0)], ids=["the process worked", "too short"])
+def test_a_thread_that_had_to_wait_is_no_pause(tmp_path: Path, seconds: int, cpu_s: float) -> None:
+    writer = SimulatedWriter(tmp_path, cpu_s)
+    in_backward(writer)
+    writer.pause(seconds, cpu_s_before=0.0)
+    assert read_events(tmp_path) == []
 
 
 def test_a_clock_that_falls_is_the_cause_of_a_slower_level(tmp_path: Path) -> None:
-    writer = Standing(tmp_path)
-    capped_ns = writer.now_ns + 1500 * S // 10
+    """Steps take 0.1 s. After 150 s a power cap lowers the clock from 1500 to 1200 MHz, and they take 0.125 s."""
+    writer = SimulatedWriter(tmp_path)
+    capped_ns = writer.now_ns + 150 * S
 
-    def gpu(began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
-        if round(began_s * 10) % 5:  # it is read twice a second, and most steps have no reading
+    def read_clock(began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
+        if round(began_s * 10) % 5:  # the clock is read twice per second: most steps have no reading
             return None, None
-        return (1200e6, ["power cap"]) if began_s * 1e9 >= capped_ns else (1500e6, [])
+        is_capped = began_s * 1e9 >= capped_ns
+        return (1200e6, ["power cap"]) if is_capped else (1500e6, [])
 
-    writer.gpu = gpu
-    for second in range(400):
-        first = second * 10
+    writer.gpu = read_clock
+    usage = getrusage(RUSAGE_SELF)
+    for batch_of_steps in range(400):
         readings: list[Reading] = []
-        for step in range(first, first + 10):
-            usage = (getrusage(RUSAGE_SELF), b"", ())
+        for step in range(1, 11):
             writer.marks(at.DATA, at.LEAVE, at.FORWARD)
             writer.now_ns += S // 8 if writer.now_ns >= capped_ns else S // 10
             writer.marks(at.LEAVE, at.END)
-            readings.append(Reading(step + 1, *usage))
+            readings.append(Reading(10 * batch_of_steps + step, usage, b"", ()))
         writer.take(HandOver(writer.now_ns, writer.timeline.take_marks(), readings=readings))
     (event,) = read_events(tmp_path)
     assert (event.kind, event.part) == ("level", "forward")
