@@ -128,7 +128,7 @@ def readers(path: Path) -> set[tuple[str, str]]:
             module = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             names = [node.attr]
         elif isinstance(node, ast.ImportFrom):
-            module, names = (node.module or "").rpartition(".")[2], [each.name for each in node.names]
+            module, names = (node.module or "").rpartition(".")[2], [alias.name for alias in node.names]
         else:
             continue
         found |= {(module, name) for name in names if name in RUNS_CODE.get(module, "").split()}

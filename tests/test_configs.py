@@ -91,9 +91,11 @@ def test_memory_of_attention_alone(tmp_path: Path) -> None:
     assert main(["fit", config, f"--log_dir={tmp_path}", *smaller]) == 0
     record = read_run(tmp_path / "attention" / "version_0")
     batch, context, width = 8, 64, 64
-    one = 4 * batch * context * width
-    kept = one + context**2 + 4 * batch * context**2  # the scaled queries, the mask, the softmax
-    assert record.memory.held == MemoryLevels(start=3 * one, forward=3 * one + kept, backward=6 * one, source="counted")
+    tensor_bytes = 4 * batch * context * width
+    kept = tensor_bytes + context**2 + 4 * batch * context**2  # the scaled queries, the mask, the softmax
+    assert record.memory.held == MemoryLevels(
+        start=3 * tensor_bytes, forward=3 * tensor_bytes + kept, backward=6 * tensor_bytes, source="counted"
+    )
     assert (record.throughput.tokens_per_step, record.throughput.samples_per_step) == (batch * context, batch)
     assert record.utilisation.flops.forward == 4 * batch * context**2 * width
     assert not record.notes

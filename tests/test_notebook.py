@@ -88,15 +88,15 @@ def test_the_cells_of_the_page_show_what_they_name(logs: Path) -> None:
     assert eval(figures["text/plain"]) == (record.time["step"].mean, record.throughput.tokens_per_s, "ok")
     assert eval(steps["text/plain"])[0] == pytest.approx(record.time["step"].mean)
     assert verdict["text/plain"] in ("'SAME'", "'UNCLEAR'")
-    for of, words in (
+    for what, words in (
         (run, "backward"),
         (table, "tokens/s"),
         (compared, "verdict: "),
         (plan, "the largest batch or context that fits"),
     ):
-        html = Checked(of["text/html"])
+        html = Checked(what["text/html"])
         assert words in html.text
-        assert words in of["text/plain"]
+        assert words in what["text/plain"]
         assert html.tags == {"pre"}
 
 

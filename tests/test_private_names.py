@@ -24,10 +24,10 @@ pytestmark = pytest.mark.usefixtures("no_rates")
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
-    name: each
+    name: value
     for module in (torch_names, lightning_names)
-    for name, each in vars(module).items()
-    if isinstance(each, PrivateName)
+    for name, value in vars(module).items()
+    if isinstance(value, PrivateName)
 }
 SOURCES = [
     path
@@ -108,7 +108,9 @@ def texts_in(tree: ast.Module) -> set[str]:
 def test_private_names_stand_nowhere_else() -> None:
     typing_only = "from torch._subclasses.fake_tensor import FakeTensor\n"
     trees = {path: ast.parse(path.read_text("utf-8").replace(typing_only, "pass\n")) for path in SOURCES}
-    own = {name for tree in trees.values() for name in own_names(tree)} - {each.name for each in NAMES.values()}
+    own = {name for tree in trees.values() for name in own_names(tree)} - {
+        private_name.name for private_name in NAMES.values()
+    }
     known = own | PYTHONS | OVERRIDDEN
     shown = {*vars(torch.nn.Module())}  # by a text, too: as a name in a module's namespace
     found = {

@@ -71,7 +71,7 @@ def found(name: str) -> Any:
 @pytest.fixture(scope="module")
 def used() -> list[str]:
     """Read when it is first asked for: every process collects this file, and one runs its tests."""
-    private = {each.path for each in vars(torch_names).values() if isinstance(each, torch_names.PrivateName)}
+    private = {value.path for value in vars(torch_names).values() if isinstance(value, torch_names.PrivateName)}
     public = {name for file in FILES for name in names_in(file.read_text("utf-8"))}
     return sorted((public | {path for path in private if path.startswith("torch.")}) - OF_OTHER_BUILDS)
 

@@ -35,7 +35,9 @@ def test_differences_of_a_record_made_again_are_reported(run: Path, capsys: pyte
     old = now.model_copy(update={"steadiness": now.steadiness.model_copy(update={"cut": cut}), "findings": []})
     _, changes = concluded_again(run, RunRecord(**old.model_dump()))
     assert changes[0].field.split(".")[0] in ("steadiness", "findings[0]")
-    assert (cut, now.steadiness.cut) in [(of.before, of.now) for of in changes if of.field == "steadiness.cut"]
+    assert (cut, now.steadiness.cut) in [
+        (change.before, change.now) for change in changes if change.field == "steadiness.cut"
+    ]
     before = (run / "run.json").read_bytes()
     assert main(["report", str(run), "--again"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("the same conclusions")

@@ -439,9 +439,9 @@ def test_an_optimizer_that_multiplies_matrices_is_advised_by_its_rate() -> None:
 def test_a_fused_optimizer_still_moves_its_bytes() -> None:
     settings, floor = Settings(fused_optimizer=False), Floor(flops={}, bytes=10, seconds=0.025)
     record = made({"optimizer": 40.0}, device="cuda", settings=settings, floors={"optimizer": floor})
-    assert [round(of.saves_s * 1e3) for of in findings_of(record) if of.name == "optimizer"] == [15]
+    assert [round(finding.saves_s * 1e3) for finding in findings_of(record) if finding.name == "optimizer"] == [15]
     shared = record.model_copy(update={"contention": busy()})  # no rate is known well enough there
-    assert next(of for of in findings_of(shared) if of.name == "optimizer").saves_s > 35e-3
+    assert next(finding for finding in findings_of(shared) if finding.name == "optimizer").saves_s > 35e-3
     settings = Settings(weight_by_weight=True)
     record = made({"optimizer": 40.0}, device="cuda", settings=settings)
     assert "foreach=True" in remedy_of(findings_of(record)[0], record)
@@ -460,7 +460,7 @@ def test_what_has_to_be_tried_stands_behind_facts_of_like_size() -> None:
     unfused = Settings(fused_optimizer=False)
     record = made({"optimizer": 29.0}, settings=unfused, **between("validation", 14.0 * 0.04, 8))
     assert names_of(record)[:2] == ["validation", "optimizer"]
-    assert [of.may for of in findings_of(record)][:2] == [False, True]
+    assert [finding.may for finding in findings_of(record)][:2] == [False, True]
     for case in ("gaps and traffic", "float32 products", "a batch that is too small", "an optimizer with many kernels"):
         assert findings_of(CASES[case][2])[0].may
 
@@ -509,9 +509,9 @@ def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats(recom
 
 @pytest.mark.parametrize("ms, workers, raised", [(0.9, 0, False), (0.9, 1, False), (1.1, 0, True), (1.1, 1, True)])
 def test_no_worker_is_advised_where_it_takes_as_long_to_hand_a_batch_over(ms: float, workers: int, raised: bool):
-    of = Finding(name="input", saves_s=ms * 1e-3, share=0.5, phase="data")
+    finding = Finding(name="input", saves_s=ms * 1e-3, share=0.5, phase="data")
     record = made(settings=Settings(num_workers=workers, cores=4))
-    assert (f"num_workers from {workers} to 2" in remedy_of(of, record)) == raised
+    assert (f"num_workers from {workers} to 2" in remedy_of(finding, record)) == raised
 
 
 def test_one_cause_is_one_finding() -> None:

@@ -46,9 +46,9 @@ def folder() -> Path:
 def samples_in(text: str) -> dict[tuple[str, ...], float]:
     """Return samples by name and labels."""
     return {
-        (of.name, *(of.labels[name] for name in ("phase", "kind", "le") if name in of.labels)): of.value
+        (sample.name, *(sample.labels[name] for name in ("phase", "kind", "le") if name in sample.labels)): sample.value
         for family in text_string_to_metric_families(text)
-        for of in family.samples
+        for sample in family.samples
     }
 
 

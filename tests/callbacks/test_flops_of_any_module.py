@@ -36,13 +36,13 @@ def trained(kind: type[Kind], folder: Path, profiler: TrainingProfiler | None, *
     return module, (module.state_dict(), module.state_of_its_own(), states, metrics)
 
 
-def equal_trees(one: Any, other: Any) -> bool:
-    ones, others = tree_leaves(one), tree_leaves(other)
+def equal_trees(tree: Any, other: Any) -> bool:
+    ones, others = tree_leaves(tree), tree_leaves(other)
     return len(ones) == len(others) and all(map(_equal, ones, others))
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else repr(one) == repr(other)
+def _equal(value: Any, other: Any) -> bool:
+    return torch.equal(value, other) if isinstance(value, torch.Tensor) else repr(value) == repr(other)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

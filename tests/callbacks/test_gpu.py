@@ -65,7 +65,7 @@ def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path)
     torch.cuda.empty_cache()
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Grows())
     assert [odd.cause for odd in profiler.record.odd_steps if odd.step == 13] == [None]
-    (counters,) = (each for each in profiler.record.step_counters if each.step == 13)
+    (counters,) = (of_step for of_step in profiler.record.step_counters if of_step.step == 13)
     assert counters.new_segments >= 1
     assert counters.alloc_retries == 0
 

@@ -307,7 +307,7 @@ def test_checkpoints_and_validations_between_steps_are_counted(tmp_path: Path) -
         val_dataloaders=SlowLoader(3, "outside"),
         val_check_interval=4,
     )
-    between = {of.what: of for of in read_run(profiler.folder).between}
+    between = {pause.what: pause for pause in read_run(profiler.folder).between}
     assert between["checkpoint"].times == 6 + 3
     assert between["checkpoint"].seconds == pytest.approx(9 * 10e-3)
     assert between["validation"].times == 3
@@ -332,7 +332,7 @@ def test_an_epoch_boundary_is_in_no_step(tmp_path: Path) -> None:
     record = assert_times(profiler, TRUTH_S)
     # Twelve steps in epochs of three: three turns between the measured ones.
     assert record.between_steps_s == pytest.approx(3 * 50e-3)
-    assert [(of.what, of.times) for of in record.between] == [("epoch", 3)]
+    assert [(pause.what, pause.times) for pause in record.between] == [("epoch", 3)]
     assert record.between[0].seconds == pytest.approx(3 * 50e-3)
 
 

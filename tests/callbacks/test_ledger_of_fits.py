@@ -188,7 +188,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, hands_over_often: None) -> Iterator[N
 def fit(folder: Path, make: Callable[[], Tiny], callbacks: list[Callback], options: Options, **given: Any) -> float:
     """Fit, watched, into ``folder``; return how long it took."""
     profiler = instruments(warmup=1, measure=3, clock=CLOCK, watch=WatchOptions(traces=False), log_dir=folder)
-    saves = any(isinstance(each, ModelCheckpoint) for each in callbacks)
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = trainer_with([*callbacks, profiler], folder, enable_checkpointing=saves, **options)
     began_ns = CLOCK.ns
     profiler.launched(called_ns=began_ns)  # as the command line has it

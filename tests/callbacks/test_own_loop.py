@@ -441,7 +441,7 @@ def test_models_are_found_by_their_optimizer() -> None:
     assert amid == [False] * 10 + [True] * 4
     assert vars(model).keys() | vars(optimizer).keys() == attributes
     of_a_trainer = run.record.model_copy(update={"loop": "Trainer"})
-    differences = [(each.path, each.a, each.b) for each in incomparable_facts(of_a_trainer, run.record)]
+    differences = [(fact.path, fact.a, fact.b) for fact in incomparable_facts(of_a_trainer, run.record)]
     assert differences == [("loop", "Trainer", "own")]
 
 

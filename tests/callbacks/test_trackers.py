@@ -157,7 +157,9 @@ def test_comet_receives_figures_and_files(tmp_path: Path, monkeypatch: pytest.Mo
     with zipfile.ZipFile(kept) as files:
         messages = [json.loads(line) for line in files.read("messages.json").decode().splitlines()]
     payloads = [message["payload"] for message in messages]
-    values = {each["metric"]["metricName"]: each["metric"]["metricValue"] for each in payloads if "metric" in each}
+    values = {
+        payload["metric"]["metricName"]: payload["metric"]["metricValue"] for payload in payloads if "metric" in payload
+    }
     assert {name: values[name] for name in figures(profiler.record)} == pytest.approx(figures(profiler.record))
-    assets = {each["additional_params"]["fileName"] for each in payloads if each.get("upload_type") == "asset"}
+    assets = {payload["additional_params"]["fileName"] for payload in payloads if payload.get("upload_type") == "asset"}
     assert assets == artifacts_of(profiler)

@@ -129,7 +129,7 @@ def test_stopping_inside_an_epoch_needs_no_validation_metric(tmp_path: Path, bat
     trainer.fit(Validated(check))
     assert trainer.global_step == 5
     assert trainer.state.finished
-    ends = [f"[LightningModule]Validated.on_train{of}_end" for of in ("_epoch", "")]
+    ends = [f"[LightningModule]Validated.on_train{scope}_end" for scope in ("_epoch", "")]
     assert [len(calls.recorded_durations[end]) for end in ends] == [5 // batches, 1]
     assert read_run(profiler.folder).status == "ok"
 
@@ -230,7 +230,7 @@ def test_a_loader_that_runs_dry_ends_a_fit(tmp_path: Path, data: Any, options: d
     profiler = instruments(warmup=1, measure=20)
     trainer_with([profiler], tmp_path, **options).fit(BoringModel(), data)
     record = read_run(profiler.folder)
-    assert any(note in each for each in record.notes)
+    assert any(note in recorded_note for recorded_note in record.notes)
     assert (sum(record.steps.values()), record.status) == (steps, "ok")
 
 

@@ -77,7 +77,7 @@ def test_compilation_is_a_term_of_its_own() -> None:
     began_s, began = time.time(), time.perf_counter()
     train(Path(), [watcher()], lambda: module, max_steps=STEPS)
     status = status_between(began_s, time.perf_counter() - began)
-    first, again = (each.ended_s - each.began_s for each in disjoint(compilations(began_s) or ()))
+    first, again = (compilation.ended_s - compilation.began_s for compilation in disjoint(compilations(began_s) or ()))
     assert status.ledger["compiling"] == pytest.approx(first + again, rel=0.01)
     assert status.ledger["first step"] > 0.0
 

@@ -24,18 +24,18 @@ class Looks(BoringModel):
         return torch.optim.AdamW(self.parameters())
 
     def on_fit_end(self) -> None:
-        self.devices = {each.device.type for each in self.parameters()}
-        self.gradients = [each.grad for each in self.parameters() if each.grad is not None]
+        self.devices = {parameter.device.type for parameter in self.parameters()}
+        self.gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        self.states = {each["exp_avg"].device.type for each in optimizer.state.values()}
+        self.states = {state["exp_avg"].device.type for state in optimizer.state.values()}
 
 
 class Ours(LanguageModel):
     ended_on: ClassVar[set[str]] = set()
 
     def teardown(self, stage: str) -> None:
-        Ours.ended_on = {each.device.type for each in self.parameters()}
+        Ours.ended_on = {parameter.device.type for parameter in self.parameters()}
 
 
 def looked(accelerator: str, folder: Path) -> Looks:
@@ -55,7 +55,7 @@ def test_teardown_copies_no_state(tmp_path: Path) -> None:
     module.configure_model()
     module.to("meta")  # from which nothing could be copied
     module.stays = True
-    assert {each.device.type for each in module.cpu().parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in module.cpu().parameters()} == {"meta"}
 
 
 @pytest.mark.gpu

@@ -43,19 +43,19 @@ def entry(config: dict[str, Any], on: tuple[str, Settings] = GPU, **changes: Any
 
 
 def allowed_candidates(look: Entry, free: bool = False) -> list[Candidate]:
-    return [one for one in open_candidates(look, free) if not one.refused]
+    return [candidate for candidate in open_candidates(look, free) if not candidate.refused]
 
 
 def ceilings_by_name(
     config: dict[str, Any], on: tuple[str, Settings] = GPU, free: bool = False, **changes: Any
 ) -> dict[str, float | None]:
-    return {one.name: one.ceiling_s for one in allowed_candidates(entry(config, on, **changes), free)}
+    return {candidate.name: candidate.ceiling_s for candidate in allowed_candidates(entry(config, on, **changes), free)}
 
 
 def test_open_options_are_tried_with_the_time_that_they_affect() -> None:
     products_s, all_s = pytest.approx(0.6), pytest.approx(0.04)
     compiled, mode = "model.compile=true", "model.compile_mode"
-    batch, of = "data.batch_size", "trainer.accumulate_grad_batches"
+    batch, accumulation = "data.batch_size", "trainer.accumulate_grad_batches"
     assert ceilings_by_name(OURS, GPU) == {
         "trainer.precision=bf16-mixed": products_s,
         "torch.float32_matmul_precision=high": products_s,
@@ -65,8 +65,8 @@ def test_open_options_are_tried_with_the_time_that_they_affect() -> None:
         "model.fused=true": 0.05,
         "model.attention=sdpa": products_s,
         "model.activation_checkpointing=false": 0.4,
-        f"{batch}=8 + {of}=1": None,
-        f"{batch}=2 + {of}=4": None,
+        f"{batch}=8 + {accumulation}=1": None,
+        f"{batch}=2 + {accumulation}=4": None,
         **{f"data.num_workers={count}": 0.03 for count in (1, 2, 4, 8)},
         "data.pin_memory=true": all_s,
         "trainer.detect_anomaly=false": products_s,
@@ -116,7 +116,9 @@ def test_a_module_that_compiles_itself_is_not_compiled_again() -> None:
 
 
 def test_candidates_that_the_machine_lacks_are_refused() -> None:
-    why = {one.name: one.refused for one in open_candidates(entry(OURS, CPU), False) if one.refused}
+    why = {
+        candidate.name: candidate.refused for candidate in open_candidates(entry(OURS, CPU), False) if candidate.refused
+    }
     lacks = {
         "trainer.precision=bf16-mixed": "half precision",
         "data.num_workers=8": "1 cores",
@@ -131,16 +133,16 @@ def test_candidates_with_a_small_ceiling_are_refused() -> None:
     more = ceilings_by_name(OURS, GPU, free=True).keys() - ceilings_by_name(OURS, GPU).keys()
     assert more == {"data.batch_size=8", "data.batch_size=16"}
     candidates = refuse_small(allowed_candidates(entry(OURS)), 4.0, 0.01)
-    refused = [one for one in candidates if one.refused]
-    assert {one.name for one in refused} == {f"data.num_workers={count}" for count in (1, 2, 4, 8)}
-    assert all("1%" in one.refused for one in refused)
+    refused = [candidate for candidate in candidates if candidate.refused]
+    assert {candidate.name for candidate in refused} == {f"data.num_workers={count}" for count in (1, 2, 4, 8)}
+    assert all("1%" in candidate.refused for candidate in refused)
     assert len(candidates) == len(allowed_candidates(entry(OURS)))
 
 
 def test_values_given_by_the_user_are_tried() -> None:
     ours = allowed_candidates(entry(OURS))
     found = requested_candidates({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, ours, entry(OURS).option)
-    assert [(one.name, one.ceiling_s) for one in found] == [
+    assert [(candidate.name, candidate.ceiling_s) for candidate in found] == [
         ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
     ]  # fmt: skip
     assert found[0].group == found[1].group != found[2].group
@@ -162,7 +164,7 @@ def test_fewer_workers_are_a_known_option() -> None:
 @pytest.mark.parametrize("on", [GPU, CPU], ids=["GPU", "CPU"])
 def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tuple[str, Settings]) -> None:
     others = allowed_candidates(entry(OTHERS, on))
-    (plain,) = (one for one in others if one.options == {"torch.compile": "true"})
+    (plain,) = (candidate for candidate in others if candidate.options == {"torch.compile": "true"})
     modes = {"torch.compile_mode": ["max-autotune-no-cudagraphs", "max-autotune"]}
 
     new, ours = requested_candidates(modes, others, entry(OTHERS).option)
@@ -171,6 +173,6 @@ def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tu
     assert (ours in others) == (on is GPU)
 
     compiled = {**OTHERS, "torch": {**OTHERS["torch"], "compile": True}}
-    assert [one.options for one in requested_candidates(modes, [], entry(compiled).option)] == [
+    assert [candidate.options for candidate in requested_candidates(modes, [], entry(compiled).option)] == [
         {"torch.compile_mode": mode} for mode in modes["torch.compile_mode"]
     ]

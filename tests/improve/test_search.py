@@ -48,16 +48,16 @@ def search_of(candidates: Sequence[Candidate], answer: Answer, budget_s: float =
 
 
 def accepted_comparisons(search: Searcher) -> list[PairedComparison]:
-    return [one for one in search.tried if one.accepted]
+    return [comparison for comparison in search.tried if comparison.accepted]
 
 
 def recording_answer(answer: Answer) -> tuple[Answer, list[Question]]:
     """The same answers, and the questions."""
     questions: list[Question] = []
 
-    def recording(one: Question) -> TimedRun | NumericsCheck:
-        questions.append(one)
-        return answer(one)
+    def recording(question: Question) -> TimedRun | NumericsCheck:
+        questions.append(question)
+        return answer(question)
 
     return recording, questions
 
@@ -91,7 +91,7 @@ def changes_of(*changes: str, ceilings: Sequence[float | None] = ()) -> list[Can
 
 def verdicts(search: Searcher) -> list[tuple[str, str | None]]:
     """In the order of the comparisons."""
-    return [(one.candidate.name, one.verdict) for one in search.tried if one.candidate]
+    return [(comparison.candidate.name, comparison.verdict) for comparison in search.tried if comparison.candidate]
 
 
 def test_later_changes_are_tried_on_top_of_winners() -> None:
@@ -110,12 +110,15 @@ def test_the_final_setting_is_compared_in_fresh_runs() -> None:
     end = search_of(changes_of("a=1", "b=1"), answer)
     assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
     assert end.final.interval.ratio == pytest.approx(0.35)
-    runs = [(tuple(one.options.items()), one.number) for one in questions if isinstance(one, Trial)]
+    runs = [(tuple(question.options.items()), question.number) for question in questions if isinstance(question, Trial)]
     assert len(runs) == len(set(runs))
-    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in questions[-2 * end.final.pairs :])
+    assert all(
+        isinstance(question, Trial) and question.options in ({}, end.options)
+        for question in questions[-2 * end.final.pairs :]
+    )
     answer, questions = recording_answer(program({"a=1": 1.0}, noise=0.05))
     search_of(changes_of("a=1"), answer)
-    sides = "".join("b" if one.options else "a" for one in questions[1:] if isinstance(one, Trial))
+    sides = "".join("b" if question.options else "a" for question in questions[1:] if isinstance(question, Trial))
     assert sides.startswith("baab")
 
 
@@ -123,7 +126,7 @@ def test_the_highest_ceiling_goes_first() -> None:
     answer, questions = recording_answer(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = changes_of("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
     end = search_of(changes, answer)
-    trials = [dict(one.options) for one in questions[1:] if isinstance(one, Trial) and one.options]
+    trials = [dict(question.options) for question in questions[1:] if isinstance(question, Trial) and question.options]
     assert list(dict.fromkeys(map(str, trials))) == ["{'c': '1'}", "{'a': '1'}", "{'b': '1'}"]
     assert (end.options, end.final) == ({}, None)
     short = search_of(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
@@ -136,13 +139,13 @@ def test_a_change_without_a_ceiling_is_found() -> None:
     end = search_of(changes_of(*names), answer, 4e3)
     (proven,) = accepted_comparisons(end)
     assert proven.b_options == {"e": "1"}
-    assert sum(isinstance(one, Trial) for one in questions) < 250
+    assert sum(isinstance(question, Trial) for question in questions) < 250
 
 
 def test_a_value_replaces_another_value_of_its_option() -> None:
     end = search_of(changes_of("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
     assert end.options == {"workers": "4"}
-    assert [one.name for one in accepted_comparisons(end)] == ["workers=2", "workers=4"]
+    assert [comparison.name for comparison in accepted_comparisons(end)] == ["workers=2", "workers=4"]
     both = Candidate("batch=2, checkpointing=1", {"batch": "2", "checkpointing": "1"}, "batch", ceiling_s=0.9)
     without = Candidate("checkpointing=0", {"checkpointing": "0"}, "checkpointing", ceiling_s=0.5)
     shares = {"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}
@@ -177,9 +180,9 @@ def test_candidates_share_the_error() -> None:
     """Only one of the two sides on which an interval errs accepts: all candidates together err in ``ERROR``."""
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = search_of(changes_of(*shares), program(shares))
-    assert [one.error for one in accepted_comparisons(all_right)] == [2 * ERROR / 3, ERROR, ERROR]
+    assert [comparison.error for comparison in accepted_comparisons(all_right)] == [2 * ERROR / 3, ERROR, ERROR]
     none = search_of(changes_of(*shares), program(shares, checked=NumericsCheck(is_tolerated=False)))
-    assert [one.error for one in none.tried] == [2 * ERROR / 3] * 3
+    assert [comparison.error for comparison in none.tried] == [2 * ERROR / 3] * 3
 
 
 def test_a_killed_search_continues_from_its_folder() -> None:
@@ -202,9 +205,9 @@ def test_a_candidate_that_fails_costs_one_run() -> None:
         return wrong[0] if wrong else answers(question)
 
     end = search_of(changes_of("a=1", "b=1", "c=1"), answer)
-    assert [one.verdict for one in end.tried[:2]] == ["FAILED", "REFUSED"]
-    assert all(one.reason for one in end.tried[:2])
-    assert all(len(one.runs_b) == 1 for one in end.tried[:2])
+    assert [comparison.verdict for comparison in end.tried[:2]] == ["FAILED", "REFUSED"]
+    assert all(comparison.reason for comparison in end.tried[:2])
+    assert all(len(comparison.runs_b) == 1 for comparison in end.tried[:2])
     assert end.options == {"c": "1"}
 
 
@@ -238,7 +241,10 @@ def test_a_failed_change_may_be_tried_with_another(may_lack_memory: bool, expect
 
     modes = Candidate("compile=1, mode=2", {"compile": "1", "mode": "2"}, "compile", ceiling_s=0.9)
     end = search_of([modes, *changes_of("compile=1", "other=1", ceilings=[0.5, 0.7])], answer)
-    assert [(one.candidate and one.candidate.name, one.verdict, len(one.runs_b)) for one in end.tried] == expected
+    assert [
+        (comparison.candidate and comparison.candidate.name, comparison.verdict, len(comparison.runs_b))
+        for comparison in end.tried
+    ] == expected
     if not may_lack_memory:
         assert end.tried[1].reason == "compile=1 FAILED"
 
@@ -252,7 +258,8 @@ def test_candidates_without_time_left_are_undecided() -> None:
         return whole(question)
 
     end = search_of(changes_of("a=1", "b=1"), answer, 150.0)
-    assert [(one.verdict, one.reason) for one in end.tried] == [("UNDECIDED", "the budget ran out")] * len(end.tried)
+    for comparison in end.tried:
+        assert (comparison.verdict, comparison.reason) == ("UNDECIDED", "the budget ran out")
     end = search_of(changes_of("a=1"), lambda question: TimedRun(step_s=None, took_s=30.0, was_cut=True))
     assert end.outcome == "budget"
 
@@ -275,7 +282,8 @@ def test_no_pair_begins_that_would_not_end_in_time() -> None:
         return replace(ran, took_s=90.0) if isinstance(ran, TimedRun) and question.options else ran  # type: ignore[union-attr]
 
     end = search_of(changes_of("slow=1"), answer, 500.0)
-    assert [(one.verdict, one.pairs) for one in end.tried] == [("UNDECIDED", 2)]
+    (tried,) = end.tried
+    assert (tried.verdict, tried.pairs) == ("UNDECIDED", 2)
     assert (end.untried, end.outcome) == ([], "budget")
     assert end.spent_s <= 500.0
 
@@ -299,7 +307,8 @@ def test_a_small_budget_decides_nothing_among_noisy_processes() -> None:
 def test_wrong_numbers_are_not_taken(checked: NumericsCheck, may_change: str | None, accept: bool, verdict: str):
     candidate = Candidate("a", {"a": "1"}, "a", may_change=may_change)
     end = search_of([candidate], program({"a=1": 0.5}, checked=checked), accept_numerics=accept)
-    assert [(one.verdict, one.accepted, one.numerics) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
+    (tried,) = end.tried
+    assert (tried.verdict, tried.accepted, tried.numerics) == (verdict, verdict == "FASTER", checked)
     assert end.options == ({"a": "1"} if verdict == "FASTER" else {})
 
 
@@ -307,12 +316,13 @@ def test_useless_changes_are_accepted_in_at_most_4_of_100_searches() -> None:
     """With intervals as wide after two pairs as after many, and an error of 5 %, it was 9."""
     machine = MACHINES["5 %, and three times that under half of the changes"]
     searches = [Row(nothing, machine, 40).search(seed) for seed in range(200)]
-    assert sum(one.useless for one in searches) <= 0.04 * len(searches)
-    assert all(one.end == 1.0 or one.useless for one in searches)
+    assert sum(search.useless for search in searches) <= 0.04 * len(searches)
+    assert all(search.end == 1.0 or search.useless for search in searches)
 
 
 def test_a_search_comes_close_to_the_best_of_1728_settings() -> None:
     searches = [Row(hidden, MACHINES["processes differ by 1 %"], 120).search(seed) for seed in range(10)]
-    assert np.median([one.start / one.end for one in searches]) > 3.7  # the best is 4.3 times as fast as the first
-    assert sum(not one.gain_held for one in searches) <= 1
-    assert max(one.cells for one in searches) <= 125
+    # The best setting is 4.3 times as fast as the first.
+    assert np.median([search.start / search.end for search in searches]) > 3.7
+    assert sum(not search.gain_held for search in searches) <= 1
+    assert max(search.cells for search in searches) <= 125

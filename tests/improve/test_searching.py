@@ -214,11 +214,11 @@ def test_progress_of_a_search(tmp_path: Path, terminal: bool) -> None:
         console.print(display._live.renderable)
     display.show(made_improve(tried=TRIED[:2], ended="unfinished", final=None))
     first, second = printed.getvalue().splitlines()
-    of = "[9.5 min of 10 min] trainer.precision="
-    assert first.startswith(f"{of}bf16-mixed: FASTER")
+    prefix = "[9.5 min of 10 min] trainer.precision="
+    assert first.startswith(f"{prefix}bf16-mixed: FASTER")
     assert "48.0 [46.5, 49.5]" in first
     assert "8.1 %" not in first
-    assert second.startswith(f"{of}bf16-true: NUMERICS")
+    assert second.startswith(f"{prefix}bf16-true: NUMERICS")
     assert "9.0 [7.5, 10.5]" in second
     assert "8.1 %" in second
     assert (f"9.5 min of 10 min; measuring: {CELL.id}, 3.0 s" in running.get()) is terminal

@@ -31,8 +31,8 @@ def trained(
 
 
 def with_tokens(record: RunRecord, count: int) -> RunRecord:
-    of = record.throughput.model_copy(update={"tokens_per_step": count, "samples_per_step": None})
-    return record.model_copy(update={"throughput": of})
+    throughput = record.throughput.model_copy(update={"tokens_per_step": count, "samples_per_step": None})
+    return record.model_copy(update={"throughput": throughput})
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ def test_every_call_is_kept_once() -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
     for at in range(0, 12, 3):
-        for each in range(at, at + 3):
-            ring.call(each * 1000)
+        for number in range(at, at + 3):
+            ring.call(number * 1000)
         assert arrivals.read_ring() == 3
     assert arrivals.read_ring() == 0
-    assert arrivals.at_ns == [each * 1000 for each in range(12)]
+    assert arrivals.at_ns == [number * 1000 for number in range(12)]
     assert [call.number for call in arrivals.calls] == list(range(1, 13))
     ring.call(12_000, "gloo:send", p2p=True)  # takes room all the same
     assert arrivals.read_ring() == 1

@@ -121,12 +121,12 @@ def test_no_child_process_is_left(answers: bool, tmp_path: Path) -> None:
         (tmp_path / "written").rename(tmp_path / "complete")
         time.sleep(0.0 if answers else 600.0)
 
-    one = Child(find, 60.0)
+    child = Child(find, 60.0)
     while not (tmp_path / "complete").exists():
         time.sleep(0.01)
     if answers:
-        one.answer()
-    one.end()
+        child.answer()
+    child.end()
     folder, *pids = (tmp_path / "complete").read_text().split()
     until = time.monotonic() + 60.0
     while not all(map(_is_gone, pids)):
@@ -137,6 +137,6 @@ def test_no_child_process_is_left(answers: bool, tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")  # where no folder can be made
-    one = Child(os.getpid, 60.0, fresh=True)
-    message = refusal(NoAnswer, one.answer)
+    child = Child(os.getpid, 60.0, fresh=True)
+    message = refusal(NoAnswer, child.answer)
     assert_stored("processes/refused: no process", {"no folder": message.partition(": '")[0]})

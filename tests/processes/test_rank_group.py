@@ -37,4 +37,4 @@ def test_the_rank_that_is_the_cause_is_named(work: Work, who: str, how: str) -> 
     assert str(error.value).startswith(f"{who} ")
     assert str(error.value).endswith(how)
     left = set(psutil.Process().children()) - before
-    assert not [each for each in left if "spawn_main" in " ".join(each.cmdline())]
+    assert not [process for process in left if "spawn_main" in " ".join(process.cmdline())]

@@ -77,8 +77,8 @@ def test_the_walk_reaches_every_part() -> None:
 def test_a_run_that_died_before_its_first_step_has_no_figures() -> None:
     of_any_run = {"schema_version", "name", "status", "failure", "verb", "started", "duration_s", "command", "config"}
     died = RunRecord.model_validate({name: WHOLE[name] for name in of_any_run} | {"failure": None, "config": None})
-    assert [of.name for of in QUANTITIES.values() if of.get(died) is not None] == ["duration_s"]
-    assert [of.name for of in QUANTITIES.values() if of.interval(died) is not None] == []
+    assert [figure.name for figure in QUANTITIES.values() if figure.get(died) is not None] == ["duration_s"]
+    assert [figure.name for figure in QUANTITIES.values() if figure.interval(died) is not None] == []
 
 
 @pytest.mark.parametrize("form", FIGURES)
@@ -105,38 +105,40 @@ def rows_at(record: Any, path: str, get: Callable[[Any, str], Any]) -> list[Any]
     """The rows that a record has at ``path``, in which ``[]`` is each of a list."""
     found = [record]
     for keys in path.split("[]."):
-        found = [row for one in found for row in get(one, keys)]
+        found = [row for outer_row in found for row in get(outer_row, keys)]
     return found
 
 
 @pytest.mark.parametrize("form", FIGURES)
 def test_every_figure_is_read_from_its_path(form: type[Part]) -> None:
     whole = form.model_validate(WHOLES[form])
-    for of in FIGURES[form][""]:
-        value = of.get(whole)
-        assert value is not None, of.name
-        assert not of.path or value == value_at(WHOLES[form], of.path), of.name
-        assert "unknown" not in (of.show(value), of.fit(value)), of.name
+    for figure in FIGURES[form][""]:
+        value = figure.get(whole)
+        assert value is not None, figure.name
+        assert not figure.path or value == value_at(WHOLES[form], figure.path), figure.name
+        assert "unknown" not in (figure.show(value), figure.fit(value)), figure.name
 
 
 @pytest.mark.parametrize("form, place, row", OF_FILES, ids=[place for _, place, _ in OF_FILES])
 def test_rows_are_read_where_their_paths_say(form: type[Part], place: str, row: tuple[Quantity, ...]) -> None:
     whole = WHOLES[form]
-    read_rows = rows_at(form.model_validate(whole), place, lambda one, keys: operator.attrgetter(keys)(one))
+    read_rows = rows_at(
+        form.model_validate(whole), place, lambda row_of_form, keys: operator.attrgetter(keys)(row_of_form)
+    )
     for given, read in zip(rows_at(whole, place, value_at), read_rows, strict=True):
-        for of in row:
-            assert of.get(read) == (value_at(given, of.path) if of.path else given)
+        for figure in row:
+            assert figure.get(read) == (value_at(given, figure.path) if figure.path else given)
 
 
 def test_every_column_of_steps_csv_is_in_the_registry() -> None:
     of_a_row = {"step", "stage", "rank"}  # which row it is
     assert set(STEP_COLUMNS) - of_a_row <= {*QUANTITIES, TOKENS.name}
-    every = [of.name for group in GROUPS.values() for of in group]
+    every = [figure.name for group in GROUPS.values() for figure in group]
     assert len({*every}) == len(every)
     for places in FIGURES.values():
         for row in places.values():
-            assert len({of.name for of in row}) == len(row)
-            assert all(of.title and re.fullmatch(r".*[^.\n]", of.meaning) for of in row)
+            assert len({figure.name for figure in row}) == len(row)
+            assert all(figure.title and re.fullmatch(r".*[^.\n]", figure.meaning) for figure in row)
     for title, group in GROUPS.items():
         for of in group:
             assert of.group == title

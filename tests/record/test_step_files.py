@@ -135,7 +135,7 @@ def test_a_run_cut_short_has_the_steps_that_all_ranks_finished(tmp_path: Path) -
     last_steps = {0: 9, 1: 7, 2: 8}
     finished = [row(step, rank) for rank, last_step in last_steps.items() for step in range(1, last_step + 1)]
     rows = StepTable.from_rows(finished)
-    assert {(each.step, each.rank) for each in rows.finished_by_all()} == {
+    assert {(row.step, row.rank) for row in rows.finished_by_all()} == {
         (step, rank) for step in range(1, 8) for rank in range(3)
     }
     assert len(StepTable.from_rows([]).finished_by_all()) == 0

@@ -55,7 +55,7 @@ def test_an_event_is_listed_once_with_its_trace(tmp_path: Path) -> None:
     event = WatchEvent(at_s=5.0, step=40, kind="level", now=0.2, against=0.1)
     other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
     append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
-    assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
+    assert [event.trace for event in read_events(tmp_path)] == ["trace/rank0.step41", None]
 
 
 def test_rows_of_other_phases_are_refused(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_slow_step_that_waits_names_the_rank_that_was_slow_in_the_same_step(tm
     append_lines(tmp_path / "events.jsonl", [event(0, 7, "backward"), event(0, 8, "backward"), event(0, 9, "data")])
     others = [event(3, 7, "data", "empty queue"), event(3, 9, "backward", "garbage collection")]
     append_lines(tmp_path / "events.rank3.jsonl", others)
-    causes = {(each.rank, each.step): each.cause for each in read_events(tmp_path)}
+    causes = {(event.rank, event.step): event.cause for event in read_events(tmp_path)}
     assert causes[0, 7] == "waiting for rank 3"
     assert causes[0, 8] is None  # nobody else was slow then
     assert causes[0, 9] is None  # it was in data, which waits for no rank

@@ -59,7 +59,7 @@ def test_the_bytes_of_a_two_layer_mlp_are_those_computed_by_hand(planned: Any) -
     # Backward needs the batch, and the output of relu; the product before it is gone. The rest is the loss.
     assert after_forward["activations"] == HIDDEN + BATCH
     assert 0 < after_forward["rest"] <= 4 * 4
-    assert {of.bytes for of in timeline.saved} == {HIDDEN, BATCH}
+    assert {tensor.bytes for tensor in timeline.saved} == {HIDDEN, BATCH}
     # In forward, relu's input is there beside its output; gradients of the step before are still there.
     assert plan.peaks["forward"] == 4 * WEIGHTS + steps + BATCH + 2 * HIDDEN
     assert timeline.peak == plan.peak == max(plan.peaks.values())
@@ -72,11 +72,11 @@ def test_the_bytes_of_a_two_layer_mlp_are_those_computed_by_hand(planned: Any) -
 
 def test_each_allocation_has_its_origin(planned: Any) -> None:
     timeline = planned().timeline
-    hidden = next(of for of in timeline.saved if of.bytes == HIDDEN)
+    hidden = next(tensor for tensor in timeline.saved if tensor.bytes == HIDDEN)
     assert (hidden.shape, hidden.dtype, hidden.phase) == ([100, 256], "float32", "forward")
     line = 1 + next(n for n, text in enumerate(MLP.splitlines()) if "relu" in text)
     assert (hidden.name, hidden.module, hidden.line) == ("aten.relu.default", None, f"mlp.py:{line}")
-    assert {of.name for of in timeline.largest if of.cause == "gradients"} <= {
+    assert {tensor.name for tensor in timeline.largest if tensor.cause == "gradients"} <= {
         "gradient of first.weight",
         "gradient of second.weight",
     }
@@ -107,7 +107,7 @@ def test_a_block_saves_the_output_of_its_relu(planned: Any, tmp_path: Path) -> N
     block = planned().timeline.block
     assert (block.module, block.count) == ("blocks.*", 3)
     assert (block.saved_bytes, block.gradients_bytes) == (4 * 100 * 64, 4 * 64 * 64)
-    assert [(of.bytes, of.count, of.module) for of in block.saved] == [(4 * 100 * 64, 1, "blocks.1")]
+    assert [(tensor.bytes, tensor.count, tensor.module) for tensor in block.saved] == [(4 * 100 * 64, 1, "blocks.1")]
 
 
 def test_the_curve_of_a_gpu_reaches_the_planned_peak() -> None:
@@ -126,5 +126,5 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak() -> None:
     coarse = plan.causes[plan.phase]
     # By whole blocks of the allocator, which the causes of each phase leave in the rest.
     assert rest == pytest.approx(coarse.activations_and_rest, rel=0.05)
-    (bucket,) = (of for of in timeline.largest if of.name == "DDP's bucket")
+    (bucket,) = (tensor for tensor in timeline.largest if tensor.name == "DDP's bucket")
     assert 0 <= bucket.bytes - plan.buckets < 512

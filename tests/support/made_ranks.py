@@ -19,14 +19,14 @@ def made_ranks(world: int = 2, slow: int | None = 1, excess_ms: float = 30.0, **
         hosts.setdefault(f"node{rank // 8}", []).append(rank)
     times = [_times(rank, f"node{rank // 8}", excess_ms, slow) for rank in range(world)]
     step_s = times[0].all_own_s + times[0].all_waiting_s
-    waiting = [of.all_waiting_s for of in times]
+    waiting = [rank_times.all_waiting_s for rank_times in times]
     return Ranks.model_validate(
         {
             "world": world,
             "hosts": hosts,
             "steps": STEPS,
             "step_s": step_s,
-            "own": {part: _spread([of.own_s[part] for of in times]) for part in OWN_MS},
+            "own": {part: _spread([rank_times.own_s[part] for rank_times in times]) for part in OWN_MS},
             "waiting": {"backward": _spread(waiting)},
             "waiting_share": sum(waiting) / world / step_s,
             "by_rank": times,

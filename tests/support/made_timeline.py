@@ -4,7 +4,9 @@ from typing import Any
 
 from lm_profiler.record.memory_timeline import CAUSE_TITLES, Allocation, MemoryTimeline
 
-PARAMETERS, GRADIENTS, ACTIVATIONS = (list(CAUSE_TITLES).index(of) for of in ("parameters", "gradients", "activations"))
+PARAMETERS, GRADIENTS, ACTIVATIONS = (
+    list(CAUSE_TITLES).index(cause) for cause in ("parameters", "gradients", "activations")
+)
 
 
 def made_timeline(**changed: Any) -> MemoryTimeline:

@@ -127,8 +127,8 @@ def bits(way: Way, rank: int, folder: Path, instrumented: bool) -> dict[str, Any
     return {"tensors": [*local, torch.get_rng_state()], "calls": list(CALLS), "steps": trainer.global_step}
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["steps"] == other["steps"] and all(map(torch.equal, one["tensors"], other["tensors"]))
+def same(bits_of_run: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bits_of_run["steps"] == other["steps"] and all(map(torch.equal, bits_of_run["tensors"], other["tensors"]))
 
 
 SHORT_S = {"data": 1e-3, "forward": 2e-3, "backward": 2e-3, "optimizer": 1e-3, "other": 1e-3}

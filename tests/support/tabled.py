@@ -79,7 +79,8 @@ def write_sweep(
     """A sweep of ``cells``: overrides, repeat, how it ended (``missing``: it was not tried), and its run."""
     names = names or [f"cell{at}" for at in range(len(cells))]
     planned = [
-        Cell(id=name, overrides=of[0], repeat=of[1], arguments=["fit"]) for name, of in zip(names, cells, strict=True)
+        Cell(id=name, overrides=planned_cell[0], repeat=planned_cell[1], arguments=["fit"])
+        for name, planned_cell in zip(names, cells, strict=True)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=planned).write(folder / PLAN_FILE)

@@ -58,14 +58,16 @@ def _functions(module: Any) -> Iterator[FunctionType]:
     for thing in list(vars(module).values()):
         if getattr(thing, "__module__", None) == module.__name__:
             within = vars(thing).values() if isinstance(thing, type) else [thing]
-            yield from (each for each in within if isinstance(each, FunctionType))
+            yield from (member for member in within if isinstance(member, FunctionType))
 
 
 def _rename(function: FunctionType, text: str) -> bool:
     code: CodeType = function.__code__
     consts = tuple(
-        each.replace(text, text[:3] + "other") if isinstance(each, str) and each != function.__doc__ else each
-        for each in code.co_consts
+        constant.replace(text, text[:3] + "other")
+        if isinstance(constant, str) and constant != function.__doc__
+        else constant
+        for constant in code.co_consts
     )
     function.__code__ = code.replace(co_consts=consts)
     return consts != code.co_consts

@@ -115,7 +115,9 @@ def test_without_a_config_module_and_command_show_what_differs() -> None:
     found = one_against_one({}, {"config": None, "model": bf16})
     assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
     programs = ["python train.py", "python train.py --fault sleep"]
-    commands = [f"python -m lm_profiler run --name={name} -- {of}" for name, of in zip("ab", programs, strict=True)]
+    commands = [
+        f"python -m lm_profiler run --name={name} -- {program}" for name, program in zip("ab", programs, strict=True)
+    ]
     found = one_against_one(*({"config": None, "command": command} for command in commands))
     assert [(d.path, d.a, d.b) for d in found.config] == [("program", *programs)]
 
@@ -126,8 +128,10 @@ def test_the_runs_of_a_side_must_be_repeats() -> None:
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
     others = {"an option": {"config": with_options(attention="math")}, "tokens": {"throughput": more}}
     messages = {
-        case: refusal(UsageError, lambda of=of: compare([made_run("a0"), made_run("a1", **of)], [made_run("b")]))
-        for case, of in others.items()
+        case: refusal(
+            UsageError, lambda changes=changes: compare([made_run("a0"), made_run("a1", **changes)], [made_run("b")])
+        )
+        for case, changes in others.items()
     }
     assert_stored("compare/refused: no repeats", messages)
     with pytest.raises(UsageError, match="on both"):

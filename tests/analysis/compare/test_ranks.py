@@ -20,7 +20,7 @@ def run_of_ranks(folder: str, ranks: Ranks | None, **changes: Any) -> Entry:
 
 def test_waiting_and_own_work_are_rows() -> None:
     found = compare([run_of_ranks("a", made_ranks(world=4))], [run_of_ranks("b", made_ranks(world=4, slow=None))])
-    changes = {of.part: (of.a_s, of.b_s, of.of_step, of.verdict) for of in found.ranks}
+    changes = {change.part: (change.a_s, change.b_s, change.of_step, change.verdict) for change in found.ranks}
     assert changes["waiting_s"][:3] == pytest.approx((22.5e-3, 0.0, -22.5 / 95))
     assert changes["own_work_s"][:3] == pytest.approx((72.5e-3, 65e-3, -7.5 / 95))
     assert {word for *_, word in changes.values()} == {"UNCLEAR"}  # one run against one: nobody knows how they scatter
@@ -39,13 +39,13 @@ def test_waiting_is_not_blamed_on_the_phase_that_ends_in_it() -> None:
         ranks = made_ranks(world=4, excess_ms=excess_ms)
         seconds = {"data": 5e-3 + excess_ms / 4e3, "forward": 20e-3, "backward": 30e-3 + 0.75e-3 * excess_ms}
         wobble = (1.0, 1.01, 0.99) * 3
-        measured = rows({part: [mean_s * one for one in wobble] for part, mean_s in seconds.items()})
+        measured = rows({part: [mean_s * factor for factor in wobble] for part, mean_s in seconds.items()})
         return entry(folder, measured, ranks=ranks)
 
     found = compare([clocked("a", 0.0)], [clocked("b", 30.0)])
-    changes = {of.part: of for of in found.phases}
+    changes = {change.part: change for change in found.phases}
     assert changes["backward"].difference_s == pytest.approx(0.0, abs=1e-9)
     assert changes["data"].difference_s == pytest.approx(7.5e-3)
     assert found.forward_backward.difference_s == pytest.approx(0.0, abs=1e-9)
-    assert {of.part: of.difference_s for of in found.ranks}["waiting_s"] == pytest.approx(22.5e-3)
+    assert {change.part: change.difference_s for change in found.ranks}["waiting_s"] == pytest.approx(22.5e-3)
     assert found.step.difference_s == pytest.approx(30e-3)  # which holds both

@@ -120,8 +120,11 @@ def test_the_smallest_promised_change_is_found_in_four_of_five_tries(runs: int) 
     more, words = detectable(spread, runs), []
     for _ in range(400):
         noise = [np.exp(0.02 * rng.standard_normal(runs)) for _ in range(2)]
-        a, b = ([Interval(x, x, x) for x in scale * one] for scale, one in zip((1.0, 1.0 + more), noise, strict=True))
-        means = [[own.mean for own in side] for side in (a, b)]
+        a, b = (
+            [Interval(x, x, x) for x in scale * factors]
+            for scale, factors in zip((1.0, 1.0 + more), noise, strict=True)
+        )
+        means = [[interval.mean for interval in side] for side in (a, b)]
         words.append(change_word(single_interval(a[0], b[0], spread=spread) if runs == 1 else repeats_interval(*means)))
     assert words.count("SLOWER") / 400 == pytest.approx(0.8, abs=0.08)
     assert "FASTER" not in words
@@ -129,16 +132,16 @@ def test_the_smallest_promised_change_is_found_in_four_of_five_tries(runs: int) 
 
 def test_a_single_run_is_assumed_to_scatter_as_repeats_do() -> None:
     rng = np.random.default_rng(13)
-    a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in of] for of in ((1.0, 1.05, 0.95), (1.2, 1.3)))
+    a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in scales] for scales in ((1.0, 1.05, 0.95), (1.2, 1.3)))
     theirs = stats.ttest_ind(np.log(b), np.log(a), equal_var=True).confidence_interval(0.9)
     found = repeats_interval(a, b, confidence=0.9)
     assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
     assert found.ratio == pytest.approx(np.exp(np.mean(np.log(b)) - np.mean(np.log(a))))
-    others, one = [0.10, 0.11, 0.105, 0.1], [0.12]
+    others, single_run = [0.10, 0.11, 0.105, 0.1], [0.12]
     s = np.std(np.log(others), ddof=1)
     reach = stats.t.ppf(0.985, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
     ratio = 0.12 / stats.gmean(others)
-    found, turned = repeats_interval(others, one), repeats_interval(one, others)
+    found, turned = repeats_interval(others, single_run), repeats_interval(single_run, others)
     assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 

@@ -110,7 +110,7 @@ def test_figures_that_no_datasheet_has_are_unknown():
 def test_the_spelling_of_old_drivers_does_not_matter():
     near = ["H800 PCIe", "B300", "A100", "A100-SXM4-80GB MIG 3g.40gb", "L4 Something", "GeForce RTX 4090 D"]
     near += ["H100", "GeForce RTX 3090 Laptop GPU"]  # the first is the name of two chips
-    for name in (*(f"NVIDIA {of}" for of in near), "H100", "Tesla V100", "cpu", ""):
+    for name in (*(f"NVIDIA {spelling}" for spelling in near), "H100", "Tesla V100", "cpu", ""):
         assert peak(name, "bfloat16") is None, name
     for name in ("A100-SXM4-40GB", " nvidia  a100-sxm4-40gb "):
         assert peak(name, "tf32") == peak("NVIDIA A100-SXM4-40GB", "tf32") is not None, name

@@ -123,7 +123,7 @@ def test_a_straggler_is_named_with_its_phase_and_its_cost(part: str, ranks: int,
 
 def certain_delays_ms(finding: RankFinding) -> dict[tuple[int, str], float]:
     """Milliseconds that each rank takes longer in each phase, of those that are certain."""
-    return {(one.rank, one.phase): one.excess_s * 1e3 for one in finding.slow if one.certain}
+    return {(delay.rank, delay.phase): delay.excess_s * 1e3 for delay in finding.slow if delay.certain}
 
 
 @pytest.mark.parametrize("first, last", [(1, 10), (11, 20), (6, 15), (16, 20)])
@@ -131,10 +131,10 @@ def certain_delays_ms(finding: RankFinding) -> dict[tuple[int, str], float]:
 def test_a_rank_that_is_slow_in_a_stretch_of_the_steps(first: int, last: int, ranks: int) -> None:
     late = np.where((np.arange(20) + 1 >= first) & (np.arange(20) < last), 0.0144, 0.0)
     ranks_found, truth_s = simulate_delays(ranks, [(1, "forward", late)])
-    (one,) = ranks_found.finding.slow
-    assert (one.rank, one.phase, one.certain) == (1, "forward", True)
-    assert (one.first_step, one.last_step) == (first, last)
-    assert one.excess_s == pytest.approx(late.mean(), rel=0.05)
+    (delay,) = ranks_found.finding.slow
+    assert (delay.rank, delay.phase, delay.certain) == (1, "forward", True)
+    assert (delay.first_step, delay.last_step) == (first, last)
+    assert delay.excess_s == pytest.approx(late.mean(), rel=0.05)
     assert_saving_is(ranks_found.finding, truth_s)
 
 
@@ -210,7 +210,7 @@ def test_half_of_64_ranks_are_named() -> None:
     work_s = usual_work_s(ranks=64, steps=12, noise=0.02)
     work_s["data"][::2] += 0.03
     ranks_found = ranks_of(simulate(work_s).timelines, 64, overlap=True)
-    assert {one.rank for one in ranks_found.finding.slow} == set(range(0, 64, 2))
+    assert {delay.rank for delay in ranks_found.finding.slow} == set(range(0, 64, 2))
     assert ranks_found.finding.slow_ranks == 32
 
 
@@ -218,7 +218,7 @@ def ranks_with_gaps(between_s: Any) -> Ranks:
     """Return what is found of four ranks that work so long between the steps; the first gap was not observed."""
     program = [("work", "zero_grad", 1.0), *DDP]
     slow = simulate({**usual_work_s(ranks=4, steps=20, noise=0.02), "zero_grad": between_s}, program)
-    return ranks_of([without_first_parts(each) for each in slow.timelines], 4, overlap=True)
+    return ranks_of([without_first_parts(timeline) for timeline in slow.timelines], 4, overlap=True)
 
 
 def test_a_rank_that_is_late_after_each_gap_between_steps_is_named() -> None:

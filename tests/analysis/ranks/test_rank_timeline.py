@@ -27,7 +27,7 @@ def test_a_rank_waits_until_the_last_rank_of_its_group_arrives() -> None:
     calls = {0: ("a", 1), 1: ("a", 1), 2: ("b", 1), 3: ("b", 1)}
     took = {0: 5, 1: 9, 2: 100, 3: 90}
     ranks = [timeline(r, [Collective(*calls[r], "nccl:all_gather")], [took[r]]) for r in range(4)]
-    waits = [0 if each.waited_ns is None else int(each.waited_ns[0]) for each in with_waits(ranks)]
+    waits = [0 if rank.waited_ns is None else int(rank.waited_ns[0]) for rank in with_waits(ranks)]
     assert waits == [0, 4, 10, 0]
     # What one rank has not timed is unknown on all.
     calls = [Collective("0", number, "nccl:all_reduce") for number in range(2)]
@@ -70,9 +70,9 @@ def test_the_last_reduction_ends_backward() -> None:
 
 
 def test_calls_that_the_stream_waits_for_keep_their_place() -> None:
-    own, took = 40_000, [5000, 15_000]
-    found = placed_arrivals([0.25, 0.5], took, lasts=own + sum(took), behind=False)
-    assert found == [0.25 * own, 0.5 * own + took[0]]
+    own_ns, took = 40_000, [5000, 15_000]
+    found = placed_arrivals([0.25, 0.5], took, lasts=own_ns + sum(took), behind=False)
+    assert found == [0.25 * own_ns, 0.5 * own_ns + took[0]]
 
 
 @pytest.mark.parametrize("behind", [True, False])

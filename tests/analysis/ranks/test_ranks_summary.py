@@ -17,17 +17,17 @@ def test_the_busiest_and_idlest_ranks_and_the_last_steps_are_kept() -> None:
     work_s = usual_work_s(ranks=70, steps=3)
     work_s["forward"][3:11] += 0.03
     work_s["forward"][20:28] -= 0.01
-    of = ranks_of(simulate(work_s).timelines, 70, overlap=True)
-    assert [times.rank for times in of.by_rank] == [0, *range(3, 11), *range(20, 28)]
-    assert of.hosts == {"here": list(range(70))}
+    summary = ranks_of(simulate(work_s).timelines, 70, overlap=True)
+    assert [times.rank for times in summary.by_rank] == [0, *range(3, 11), *range(20, 28)]
+    assert summary.hosts == {"here": list(range(70))}
     truth = simulate(usual_work_s(ranks=2, steps=600))
-    of = ranks_of(truth.timelines, 2, overlap=True)
-    assert of.columns == list(range(345, 601))
+    summary = ranks_of(truth.timelines, 2, overlap=True)
+    assert summary.columns == list(range(345, 601))
     for rank in (0, 1):
-        assert of.by_rank[rank].own_by_column_s == pytest.approx(truth.own_s[rank, 344:].sum(axis=1), abs=1e-6)
+        assert summary.by_rank[rank].own_by_column_s == pytest.approx(truth.own_s[rank, 344:].sum(axis=1), abs=1e-6)
     truth = simulate(usual_work_s(ranks=2, steps=6))
-    of = ranks_of(truth.timelines, 2, overlap=True, steps=[3, 4, 5])
-    assert (of.steps, of.columns) == (3, [3, 4, 5])
+    summary = ranks_of(truth.timelines, 2, overlap=True, steps=[3, 4, 5])
+    assert (summary.steps, summary.columns) == (3, [3, 4, 5])
 
 
 def test_silent_ranks_and_those_on_another_clock_are_not_compared() -> None:
@@ -38,8 +38,8 @@ def test_silent_ranks_and_those_on_another_clock_are_not_compared() -> None:
     assert ranks_of(truth.timelines[:1], 2, overlap=True) is None
     assert ranks_of(truth.timelines, 2, overlap=True, steps=[99]) is None
     first, second, third = simulate(usual_work_s(ranks=3, steps=3)).timelines
-    of = ranks_of([first, second, replace(third, clock="there")], 3, overlap=True)
-    assert (of.heard, len(of.notes)) == (2, 1)
+    summary = ranks_of([first, second, replace(third, clock="there")], 3, overlap=True)
+    assert (summary.heard, len(summary.notes)) == (2, 1)
     assert ranks_of([first, replace(second, clock="there")], 2, overlap=True) is None
 
 
@@ -52,9 +52,9 @@ def test_exposed_communication_excludes_overlap_and_waiting() -> None:
         ({"forward": 1.0, "backward": 15e-6}, 5e-6),
         ({"backward": 1e-3}, 0.0),
     ):
-        of = communication_figures(traced, waiting_s)
-        assert of["exposed_s"] == pytest.approx({"backward": exposed_s}, abs=1e-12)
-        assert of["exposed_source"].startswith("rank 0's")
-        assert ("including" in of["exposed_source"]) is (waiting_s is None)
+        figures = communication_figures(traced, waiting_s)
+        assert figures["exposed_s"] == pytest.approx({"backward": exposed_s}, abs=1e-12)
+        assert figures["exposed_source"].startswith("rank 0's")
+        assert ("including" in figures["exposed_source"]) is (waiting_s is None)
     assert communication_figures(Traced([], [], 2, on_device=False)) == {}
     assert communication_figures(None) == {}

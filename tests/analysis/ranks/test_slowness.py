@@ -26,7 +26,7 @@ def test_equal_ranks_with_autocorrelated_steps(ranks: int, steps: int) -> None:
     wrong = 0
     for _ in range(60):
         slow = slow_ranks(simulated_own_work(rng, ranks, steps, phi=0.6), STEP_S)
-        wrong += any(one.is_certain for one in slow)
+        wrong += any(excess.is_certain for excess in slow)
     assert wrong <= 3
 
 
@@ -49,8 +49,8 @@ def test_a_rank_that_is_slower_in_some_steps(where: str, ranks: int) -> None:
     for _ in range(20):
         own_s = simulated_own_work(rng, ranks, 20)
         own_s[1, STRETCHES[where], 1] += STEP_S / (1 if "every" in where else 5)
-        found = [one for one in slow_ranks(own_s, STEP_S) if one.is_certain]
-        assert [(one.rank, one.part) for one in found] == [(1, 1)]
+        found = [excess for excess in slow_ranks(own_s, STEP_S) if excess.is_certain]
+        assert [(excess.rank, excess.part) for excess in found] == [(1, 1)]
         assert found[0].seconds == pytest.approx(SLOWER_S[where], rel=0.1)
         if where.endswith(("half", "always")):
             assert (found[0].begin, found[0].end) == STRETCHES[where].indices(20)[:2]
@@ -61,7 +61,7 @@ def test_the_interval_holds_the_excess() -> None:
     for _ in range(60):
         own_s = simulated_own_work(rng, 3, 20, phi=0.4, noise=0.05)
         own_s[2, :, 1] += 0.01
-        (slow,) = (one for one in slow_ranks(own_s, STEP_S) if (one.rank, one.part) == (2, 1))
+        (slow,) = (excess for excess in slow_ranks(own_s, STEP_S) if (excess.rank, excess.part) == (2, 1))
         held += abs(slow.seconds - 0.01) <= slow.half_interval_s
     assert held >= 54  # 95 % of 60 are 57
 

@@ -50,8 +50,8 @@ def test_validation_is_own_work() -> None:
 
 def test_steps_and_calls_that_a_rank_lacks_are_left_out() -> None:
     truth = simulate(usual_work_s(ranks=2, steps=12, noise=0.05))
-    some = np.array([3, 4, 7], dtype=np.int64)
-    work = work_of(truth.timelines, some, overlap=True)
+    kept_steps = np.array([3, 4, 7], dtype=np.int64)
+    work = work_of(truth.timelines, kept_steps, overlap=True)
     np.testing.assert_allclose(own_s(work), truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
     truth = simulate(usual_work_s(ranks=2, steps=3))
     first, second = truth.timelines

@@ -56,7 +56,7 @@ def test_a_counter_that_explains_nine_tenths_is_the_cause(counted: dict[str, Any
     odd_step, shown = odd_step_with(**counted)
     assert (odd_step.step, odd_step.cause, odd_step.rank, odd_step.beside) == (SLOW, cause, 0, None)
     assert odd_step.cause_s == pytest.approx(0.9)
-    assert [each.step for each in shown] == [None, SLOW]  # beside what is usual
+    assert [counters.step for counters in shown] == [None, SLOW]  # beside what is usual
     assert shown[0].gc_s == USUAL["gc_s"]
 
 
@@ -105,7 +105,7 @@ CAUSES: dict[str, dict[str, Any]] = {
 
 
 def test_causes_of_odd_steps() -> None:
-    found = {case: odd_step_with(**of)[0] for case, of in CAUSES.items()}
+    found = {case: odd_step_with(**facts)[0] for case, facts in CAUSES.items()}
     texts = {case: f"cause: {odd.cause}, {odd.cause_s or 0:.3f} s\nbeside: {odd.beside}" for case, odd in found.items()}
     assert_stored("analysis/causes", texts)
 

@@ -250,7 +250,7 @@ def test_levels_add_up_and_have_the_step_numbers_of_the_run() -> None:
     model = fit(jump(rng, 40, 0.25, 0.5).times_s)
     found = steadiness(model, recompilations=2)
     assert found.word == "slowing"
-    assert [(of.first, of.last) for of in found.levels] == [(1, 10), (11, 40)]
+    assert [(level.first, level.last) for level in found.levels] == [(1, 10), (11, 40)]
     assert (found.first, found.last) == (11, 40)
     assert found.levels[1].seconds / found.levels[0].seconds == pytest.approx(1.5, rel=0.02)
     assert found.level_s + found.pattern_s + found.odd_s == pytest.approx(model.seconds[10:].mean())
@@ -258,7 +258,7 @@ def test_levels_add_up_and_have_the_step_numbers_of_the_run() -> None:
     assert found.recompilations == 2
     model = fit(jump(np.random.default_rng(6), 40, 0.25, 0.5).times_s)
     found = steadiness(model, first_step=6)
-    assert [(of.first, of.last) for of in found.levels] == [(6, 15), (16, 45)]
+    assert [(level.first, level.last) for level in found.levels] == [(6, 15), (16, 45)]
     assert (found.first, found.last) == (16, 45)
     assert found.took_s == pytest.approx(model.seconds[10:].sum())
 

@@ -123,9 +123,9 @@ def test_without_a_device_operators_count_without_their_children() -> None:
     table = cpu_step()
     assert (table.source, table.memory_bound_share, table.communication_share) == ("operators", None, None)
     rows = {(row.phase, row.name): row for row in table.rows}
-    own = {name: (us(row.total_s), row.operator, row.module) for (_, name), row in rows.items()}
+    own_by_name = {name: (us(row.total_s), row.operator, row.module) for (_, name), row in rows.items()}
     engine = "autograd::engine::evaluate_function: MmBackward0"
-    assert own == {
+    assert own_by_name == {
         "aten::linear": (6, None, "head"),
         "aten::mm": (20, "aten::linear", "head"),
         engine: (4, None, None),

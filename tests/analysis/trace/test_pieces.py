@@ -30,7 +30,7 @@ def test_each_nanosecond_is_one_intervals_or_a_gap(seed: int) -> None:
     for _ in range(rng.choice([0, 1, 3, 12, 40])):
         start = rng.randrange(0, 200)
         intervals.append((start, start + rng.choice([0, 1, 5, 20, 60]), rng.randrange(4)))
-    starts, ends, ranks = ([each[side] for each in intervals] for side in range(3))
+    starts, ends, ranks = ([interval[side] for interval in intervals] for side in range(3))
     expected, nobody = by_the_nanosecond(intervals)
     own = own_times_ns(starts, ends, ranks, BEGIN, END)
     first, last = gaps_between(starts, ends, BEGIN, END)

@@ -142,7 +142,7 @@ def rows_of(events: list[dict[str, Any]]) -> list[Any]:
 
 
 def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in events if one["cat"] == "kernel"]
+    return [event for event in events if event["cat"] == "kernel"]
 
 
 DAMAGES: dict[str, Any] = {
@@ -164,7 +164,7 @@ def test_a_damaged_event_is_counted_and_left_out(damage: dict[str, Any]) -> None
     kernels_of(events)[0].update(damage)
     packed = PackedTrace(events)
     assert packed.damaged_events.total() == 1
-    without = [one for one in cuda_step() if one != kernels_of(cuda_step())[0]]
+    without = [event for event in cuda_step() if event != kernels_of(cuda_step())[0]]
     assert rows_of(events) == rows_of(without)
 
 
@@ -179,9 +179,9 @@ def test_a_kernel_without_its_launch_still_counts(arguments: Any) -> None:
 @pytest.mark.parametrize("change", [str, lambda number: 2**63 + number, lambda number: -number])
 def test_correlations_may_be_text_or_use_all_of_64_bits(change: Any) -> None:
     events = cuda_step()
-    for one in events:
-        if "correlation" in one.get("args", {}):
-            one["args"]["correlation"] = change(one["args"]["correlation"])
+    for event in events:
+        if "correlation" in event.get("args", {}):
+            event["args"]["correlation"] = change(event["args"]["correlation"])
     assert rows_of(events) == rows_of(cuda_step())
 
 
@@ -189,7 +189,7 @@ def test_entries_that_are_no_events_are_left_out() -> None:
     events: list[Any] = [None, *cuda_step(), "text", []]
     assert PackedTrace(events).damaged_events.total() == 3
     assert rows_of(events) == rows_of(cuda_step())
-    other_process = [{**one, "pid": 99} if one["pid"] != 0 else one for one in cuda_step()]
+    other_process = [{**event, "pid": 99} if event["pid"] != 0 else event for event in cuda_step()]
     with pytest.raises(ValueError, match="2 processes"):
         PackedTrace([*cuda_step(), *other_process])
 

@@ -37,7 +37,7 @@ class Loop:
 
     def result(self) -> dict[str, tuple[float, int, float]]:
         passed = outside_steps(self.steps, self.events, self.own_spans)
-        return {each.what: (each.seconds, each.times, each.per_step_s) for each in passed}
+        return {pause.what: (pause.seconds, pause.times, pause.per_step_s) for pause in passed}
 
 
 def test_without_a_step_nothing_has_a_cost_for_a_step() -> None:
@@ -109,7 +109,7 @@ def test_checkpoints_within_hooks_have_their_own_time() -> None:
     loop.passes(200, "M.train_dataloader")
     loop.passes(7)
     loop.step()
-    passed = {each.what: each for each in outside_steps(loop.steps, loop.events, loop.own_spans)}
+    passed = {pause.what: pause for pause in outside_steps(loop.steps, loop.events, loop.own_spans)}
     expected_s = {
         "Saves.on_train_epoch_end": 0.020,
         "checkpoint": 0.050,
@@ -118,7 +118,7 @@ def test_checkpoints_within_hooks_have_their_own_time() -> None:
         "first batch": 0.0,
         "first step": 0.0,
     }
-    assert {what: each.seconds for what, each in passed.items()} == pytest.approx(expected_s)
+    assert {what: pause.seconds for what, pause in passed.items()} == pytest.approx(expected_s)
     assert passed["train_dataloader"].owner == "M.train_dataloader"
     assert not passed["checkpoint"].in_step
 

@@ -11,7 +11,7 @@ STEP = {"data": 0.001, "forward": 0.030, "backward": 0.060, "optimizer": 0.009}
 
 def report(rank: int, steps: int, written_s: float, seconds: dict[str, float] = STEP) -> WatchStatus:
     """Return what ``rank`` reports after ``steps`` steps of ``seconds`` each."""
-    sums = {part: each * steps for part, each in seconds.items()}
+    sums = {part: part_s * steps for part, part_s in seconds.items()}
     return WatchStatus(
         rank=rank, world_size=4, began_s=0.0, written_s=written_s, steps=steps, timed=steps, phase="backward",
         seconds=sums,
@@ -43,8 +43,8 @@ def test_noise_is_not_reported_as_a_late_rank() -> None:
     for look in range(200):
         sums += 100 * np.array([*STEP.values()]) * random.normal(1.0, 0.03, sums.shape)
         reports = {rank: report(rank, steps=100 * look, written_s=look) for rank in range(4)}
-        for rank, one in reports.items():
-            one.seconds.update(zip(STEP, sums[rank], strict=True))
+        for rank, rank_report in reports.items():
+            rank_report.seconds.update(zip(STEP, sums[rank], strict=True))
         assert watched.look(30.0 * look, reports) == []
 
 

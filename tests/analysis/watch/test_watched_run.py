@@ -30,7 +30,7 @@ class Loop:
         run, written = WatchedRun(workers=0), []
         for at in range(0, N, 50):
             here = range(at, at + 50)
-            counters = [each for each in self.counters if each.step is not None and each.step - 1 in here]
+            counters = [counter for counter in self.counters if counter.step is not None and counter.step - 1 in here]
             spans = [NamedSpan(ns[s, 1] - round(d * 1e9), ns[s, 1] - 1, what) for s, what, d in self.spans if s in here]
             written += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
         return latest_events([*written, *run.finish()])
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_the_cause() -> None:
     loop = Loop()
     loop.parts_s[2999::1000, PARTS.index("other")] += 0.5
     loop.spans = [(at, CHECKPOINTS, 0.5) for at in range(2999, N, 1000)]
-    assert {(each.kind, each.part, each.cause) for each in loop.events()} == {("slow step", "other", CHECKPOINTS)}
+    assert {(event.kind, event.part, event.cause) for event in loop.events()} == {("slow step", "other", CHECKPOINTS)}
 
 
 def test_a_slow_validation_is_an_event() -> None:

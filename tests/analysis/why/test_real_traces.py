@@ -74,7 +74,7 @@ def swept(intervals: list[tuple[int, int, str]], begin: int, end: int) -> Counte
     time: Counter[str] = Counter()
     reached = begin
     for moment, change, use in [*sorted(changes), (end, 0, "")]:
-        time[next((each for each in ORDER if running[each]), "nothing")] += moment - reached
+        time[next((activity for activity in ORDER if running[activity]), "nothing")] += moment - reached
         reached = moment
         running[use] += change
     return time

@@ -76,7 +76,7 @@ class SlowLogger(Logger):
 
 
 def shares_ms(profiler: TrainingProfiler) -> dict[str, float]:
-    return {each.name: round(each.seconds / MS, 6) for each in checked_owners(profiler).actions}
+    return {action.name: round(action.seconds / MS, 6) for action in checked_owners(profiler).actions}
 
 
 def checked_owners(profiler: TrainingProfiler) -> OtherByOwner:
@@ -91,8 +91,9 @@ def checked_owners(profiler: TrainingProfiler) -> OtherByOwner:
     assert shares.seconds == pytest.approx(sum(row.time("other", "host") for row in rows) / len(rows), abs=1e-9)
     for phase, use in record.thread_use.items():
         assert use.wall_s == pytest.approx(sum(row.time(phase, "host") for row in rows) / len(rows), abs=1e-9), phase
-    assert sum(each.seconds for each in shares.actions) == pytest.approx(shares.seconds, abs=1e-12)
-    assert [each.seconds for each in shares.actions] == sorted((each.seconds for each in shares.actions), reverse=True)
+    seconds = [action.seconds for action in shares.actions]
+    assert sum(seconds) == pytest.approx(shares.seconds, abs=1e-12)
+    assert seconds == sorted(seconds, reverse=True)
     return shares
 
 
@@ -134,14 +135,15 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
         "Names.on_train_batch_start": 1.0,
     }
     assert checked_owners(profiler).measured_s == pytest.approx(127.5 * MS)
-    assert {(each.calls, each.in_steps) for each in checked_owners(profiler).actions} == {(1.0, 3)}
-    assert [(each.owner, each.action) for each in checked_owners(profiler).actions][-1] == (OURS, "on_train_batch_end")
+    assert {(action.calls, action.in_steps) for action in checked_owners(profiler).actions} == {(1.0, 3)}
+    smallest = checked_owners(profiler).actions[-1]
+    assert (smallest.owner, smallest.action) == (OURS, "on_train_batch_end")
 
 
 def test_parts_add_up_to_the_nanosecond_where_each_look_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(known_loop, "CLOCK", Ticking())
     profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(warmup=1, measure=2, actions=4))
-    shares = {each.name: each.seconds for each in checked_owners(profiler).actions}
+    shares = {action.name: action.seconds for action in checked_owners(profiler).actions}
     # A wait takes its time and one reading of the clock more; the readings are charged to our own timing.
     assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
     assert shares[f"{OURS}'s timing of these"] == pytest.approx(1e-6 * 40, rel=0.9)
@@ -163,7 +165,8 @@ def test_loggers_that_lightning_calls_without_an_action_are_owners(tmp_path: Pat
         logger=loggers,
         log_every_n_steps=2,
     )
-    shares = {each.name: (each.in_steps, each.calls) for each in checked_owners(profiler).actions}  # every second step
+    # The logger logs in every second step.
+    shares = {action.name: (action.in_steps, action.calls) for action in checked_owners(profiler).actions}
     assert shares_ms(profiler) == {"SlowLogger.save": 32.0, "SlowLogger.log_metrics": 32.0}
     assert shares == {"SlowLogger.save": (2, 0.5), "SlowLogger.log_metrics": (2, 1.0)}
     assert vars(loggers[0]).keys() == vars(SlowLogger()).keys()  # its methods are its own again

@@ -161,7 +161,7 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     work = step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch)
     alone = phase_work(TrainerLoop(trainer), work, None, 0)
     traced = {phase: (floor.flops, floor.bytes) for phase, floor in profiler.record.floors.items()}
-    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == traced
+    assert {phase: (work_of_phase.flops, work_of_phase.bytes) for phase, work_of_phase in alone.items()} == traced
 
 
 TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
@@ -182,7 +182,10 @@ def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -
 
 
 def known_figures(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
-    return {phase: of.bytes for phase, of in phase_work(TrainerLoop(trainer), work, traffic, 8).items()}
+    return {
+        phase: work_of_phase.bytes
+        for phase, work_of_phase in phase_work(TrainerLoop(trainer), work, traffic, 8).items()
+    }
 
 
 WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}

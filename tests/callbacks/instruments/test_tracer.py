@@ -55,7 +55,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.profiler.profile, "export_chrome_trace", noted)
         trainer_with([Asks(), profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
-    assert [each.profiler for each in exported] == [None]  # the events in memory are let go
+    assert [trace.profiler for trace in exported] == [None]  # the events in memory are let go
     before_2_13 = not hasattr(torch.profiler._ExperimentalConfig(), "trace_only")
     assert made == [0] or before_2_13  # none of events that nobody reads
     # Of the trace's four steps the first is the profiler's own warm-up.
@@ -68,8 +68,8 @@ def test_one_trace_and_its_table_are_written(profiled: TrainingProfiler) -> None
     names = sorted(path.name for path in (profiled.folder / "trace").iterdir())
     assert names == ["rank0.kernels.json", "rank0.pt.trace.json.gz"]
     read = list(trace_events(profiled.folder / "trace" / "rank0.pt.trace.json.gz"))
-    assert any(isinstance(each, OperatorEvents) for each in read)  # operators as the reader matches them
-    assert not any(each.get("cat") == "cpu_op" for each in read if not isinstance(each, OperatorEvents))
+    assert any(isinstance(event, OperatorEvents) for event in read)  # operators as the reader matches them
+    assert not any(event.get("cat") == "cpu_op" for event in read if not isinstance(event, OperatorEvents))
     stages = [row.stage for row in read_steps(profiled.folder / "steps.csv")]
     assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * (TRACED + 1)
     assert profiled.record.time["step"].n == 3
@@ -351,7 +351,7 @@ def test_a_session_may_begin_in_a_hook_of_all_optimizers(register: Any, tmp_path
             theirs.start()
 
     hooks = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
-    before = [dict(each) for each in hooks]
+    before = [dict(hooks_of_kind) for hooks_of_kind in hooks]
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.ones(1)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -366,4 +366,4 @@ def test_a_session_may_begin_in_a_hook_of_all_optimizers(register: Any, tmp_path
     assert float(parameter.detach()) == -2
     assert linear_calls(theirs) == CALLS
     assert len(notes) == 1
-    assert [dict(each) for each in hooks] == before
+    assert [dict(hooks_of_kind) for hooks_of_kind in hooks] == before

@@ -153,7 +153,7 @@ def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Pa
     seen: dict[str, list[str]] = {}
 
     def ran(call: list[str], cwd: Path, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-        seen["path"] = [os.path.relpath(each, cwd) for each in env["PYTHONPATH"].split(os.pathsep)]
+        seen["path"] = [os.path.relpath(folder, cwd) for folder in env["PYTHONPATH"].split(os.pathsep)]
         return subprocess.CompletedProcess(call, 1, "", "no\n")
 
     for name in ("by_path", "src", "found/package"):
@@ -170,7 +170,7 @@ def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Pa
     monkeypatch.setattr(subprocess, "run", lambda call, **given: (real if call[0] == "git" else ran)(call, **given))
     with ab._tree("a", "git:main") as tree, pytest.raises(ab._RunFailed):
         ab._run(["fit"], [], tree, tmp_path / "logs/a")
-    assert [each for each in seen["path"] if not each.startswith("..")] == ["by_path", "src", "found"]
+    assert [folder for folder in seen["path"] if not folder.startswith("..")] == ["by_path", "src", "found"]
     assert os.path.relpath("/elsewhere", tree) in seen["path"]  # what is not the repository's stays where it is
 
 

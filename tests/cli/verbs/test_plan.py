@@ -87,7 +87,11 @@ NO_SIZES = ["0GiB", "8GX", "-8GiB", "GiB", "1e400GiB", "80", "inf", "nan", "9999
 
 def test_wrong_sizes_and_devices_are_refused() -> None:
     options = [plan.Options(memory=text) for text in NO_SIZES]
-    messages = {of.memory[:20]: refusal(UsageError, partial(plan.run, of)) for of in options if of.memory}
+    messages = {
+        wrong_options.memory[:20]: refusal(UsageError, partial(plan.run, wrong_options))
+        for wrong_options in options
+        if wrong_options.memory
+    }
     assert_stored("cli/plan: no size", messages)
     with pytest.raises(UsageError, match="did you mean H100") as error:
         plan.run(plan.Options(device="H10O"))

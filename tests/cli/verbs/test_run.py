@@ -129,7 +129,7 @@ def test_wrong_variable_raises_nothing(value: str, monkeypatch: pytest.MonkeyPat
 def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def profilers() -> int:
         trainer = import_module(namespace).Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-        return sum(isinstance(each, TrainingProfiler) for each in trainer.callbacks)
+        return sum(isinstance(callback, TrainingProfiler) for callback in trainer.callbacks)
 
     monkeypatch.delenv(VARIABLE, raising=False)
     assert profilers() == 0

@@ -57,10 +57,10 @@ def test_a_shared_machine_and_the_spread_of_processes_are_reported() -> None:
     assert texts[2].endswith(", steady")
     texts = "\n".join(report_of(kept=ProcessSpread(std=0.02, freedom=8)))
     root = math.sqrt(2.0) * 0.02
-    one = math.expm1(root * (stats.t.ppf(0.985, 8) + stats.norm.ppf(0.8)))
+    single_change = math.expm1(root * (stats.t.ppf(0.985, 8) + stats.norm.ppf(0.8)))
     three = math.expm1(root / math.sqrt(3.0) * (stats.t.ppf(0.985, 4) + stats.norm.ppf(0.8)))
     (line,) = [line for line in texts.splitlines() if "smallest change" in line]
-    assert re.findall(r"[\d.]+%", line) == [f"{one:.1%}", f"{three:.1%}"]
+    assert re.findall(r"[\d.]+%", line) == [f"{single_change:.1%}", f"{three:.1%}"]
 
 
 def test_a_wrong_call_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_two_processes_watch_a_run_with_a_wrong_clock(tmp_path: Path, monkeypatc
 
     with ThreadPoolExecutor(2) as pool:
         looking = [partial(watch._watch, tmp_path, partial(sleep, number=number)) for number in (0, 1)]
-        ends = [pool.submit(each) for each in looking]
+        ends = [pool.submit(watch) for watch in looking]
     assert [end.result() for end in ends] == [OK, OK]
     assert max(looks) == 50
     assert {path.name for path in tmp_path.iterdir()} == files  # who watches leaves nothing

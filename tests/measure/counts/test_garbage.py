@@ -71,7 +71,7 @@ def test_a_second_start_begins_anew() -> None:
     log.start()
     gc.collect(0)
     log.stop()
-    assert [one.generation for one in log.collections] == [0]
+    assert [collection.generation for collection in log.collections] == [0]
 
 
 def test_a_collection_is_charged_to_the_profiler_by_its_objects() -> None:
@@ -106,7 +106,7 @@ def test_a_collection_is_charged_to_the_profiler_by_its_objects() -> None:
     finally:
         log.stop()
     assert len(kept) == 100
-    assert [(one.generation, one.own_share) for one in log.collections] == [(2, 0.0)]
+    assert [(collection.generation, collection.own_share) for collection in log.collections] == [(2, 0.0)]
 
 
 def test_pythons_hook_is_left_as_it_was() -> None:

@@ -105,8 +105,8 @@ def test_overlaps_are_what_brute_force_counts() -> None:
     instants = np.sort(rng.choice(10_000, 400, replace=False))
     collections = [GarbageCollection(int(a) * MS, int(b) * MS, 0) for a, b in instants.reshape(-1, 2)]
     busy = np.zeros(10_000, dtype=bool)
-    for one in collections:
-        busy[one.began_ns // MS : one.ended_ns // MS] = True
+    for collection in collections:
+        busy[collection.began_ns // MS : collection.ended_ns // MS] = True
     ends = [0, *np.sort(rng.choice(10_000, 60, replace=False)).tolist()]
     raw = [raw_reading(0, 0, 0)] + [raw_reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
     seen = [counters.gc_s for counters in step_counters(raw, collections)]

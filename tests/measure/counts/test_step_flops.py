@@ -261,8 +261,8 @@ def test_a_subclass_is_made_amid_a_step_as_without_it(given: Any) -> None:
         steps._timeline.mark(DATA)
         steps._timeline.mark(FORWARD)
     watched = made()
-    assert [type(one).__name__ for one in watched] == [type(one).__name__ for one in alone]
-    assert [one.shape for one in watched] == [one.shape for one in alone]
+    assert [type(tensor).__name__ for tensor in watched] == [type(tensor).__name__ for tensor in alone]
+    assert [tensor.shape for tensor in watched] == [tensor.shape for tensor in alone]
     assert watched[0].label == "a"
     inner.stop()
     assert made()[0].shape == alone[0].shape  # the outer one still counts

@@ -150,12 +150,12 @@ def test_kept_gradients_are_read_and_written() -> None:
 def test_accumulation_reads_weights_with_each_batch() -> None:
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1)).step(ROWS)
-    one = loop.bytes
+    bytes_of_one_batch = loop.bytes
     loop.step(ROWS, ROWS.clone(), ROWS.clone())
-    assert loop.bytes["forward"] == 3 * one["forward"]
-    assert loop.bytes["backward"] == 3 * one["backward"] + 2 * WEIGHTS * F32
+    assert loop.bytes["forward"] == 3 * bytes_of_one_batch["forward"]
+    assert loop.bytes["backward"] == 3 * bytes_of_one_batch["backward"] + 2 * WEIGHTS * F32
     for part in ("clip", "optimizer"):
-        assert loop.bytes[part] == one[part]
+        assert loop.bytes[part] == bytes_of_one_batch[part]
 
 
 def test_frozen_parameters_have_no_gradient() -> None:

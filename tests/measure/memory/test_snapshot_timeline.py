@@ -80,10 +80,10 @@ def test_a_history_has_causes_and_lines(mark_log: MarkLog) -> None:
     assert timeline.bytes_after(5) == held | {"parameters": 1024, "optimizer_states": 1024, "gradients": 1024}
     assert timeline.shaded() == [("forward", 0, 3), ("backward", 3, 5)]
     scratch, *others = timeline.largest
-    hidden = next(of for of in others if of.cause == "activations")
+    hidden = next(allocation for allocation in others if allocation.cause == "activations")
     assert (scratch.bytes, scratch.shape, scratch.line) == (4096, None, None)
     assert (hidden.shape, hidden.dtype, hidden.line, hidden.name) == ([10, 25], "float32", "model.py:42", "linear")
-    assert [of.bytes for of in timeline.saved] == [1024]  # the weight is saved too, and is a parameter
+    assert [allocation.bytes for allocation in timeline.saved] == [1024]  # the weight is saved too, and is a parameter
     moments = timeline.moments()
     assert moments["before_optimizer"] == moments["after_optimizer"]
     assert moments["before_optimizer"].gradients == 1024
@@ -96,7 +96,7 @@ def test_our_own_frames_are_not_the_origin_of_a_tensor(mark_log: MarkLog) -> Non
     history = snapshot["device_traces"][0]
     history[4]["frames"], history[5]["frames"] = ours + FRAMES, ours  # of backward's thread there is no more
     scratch, *others = timeline_from_snapshot(snapshot, 0, mark_log).largest
-    hidden = next(of for of in others if of.cause == "activations")
+    hidden = next(allocation for allocation in others if allocation.cause == "activations")
     assert (hidden.line, hidden.name, scratch.name) == ("model.py:42", "linear", None)
     snapshot = made_snapshot()
     with pytest.raises(ValueError, match="no history of a marked step"):

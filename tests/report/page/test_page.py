@@ -28,9 +28,9 @@ HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=aler
 def nearly(value: Any) -> Any:
     """Equal to six digits."""
     if isinstance(value, dict):
-        return {key: nearly(of) for key, of in value.items()}
+        return {key: nearly(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [nearly(of) for of in value]
+        return [nearly(member) for member in value]
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
 
 
@@ -117,9 +117,9 @@ def test_a_table_of_a_page_has_values_to_sort_by(tmp_path: Path) -> None:
 def jittered(value: Any, by: random.Random) -> Any:
     """Another run's figures: none stands twice."""
     if isinstance(value, dict):
-        return {key: of if key == "config" else jittered(of, by) for key, of in value.items()}
+        return {key: member if key == "config" else jittered(member, by) for key, member in value.items()}
     if isinstance(value, list):
-        return [jittered(of, by) for of in value]
+        return [jittered(member, by) for member in value]
     return value * by.uniform(0.97, 1.03) if isinstance(value, float) else value
 
 

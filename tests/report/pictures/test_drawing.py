@@ -59,10 +59,10 @@ def test_parts_that_touch_in_a_stack_have_distinct_colours(sight: str) -> None:
     for above, below in pairwise(PARTS):
         assert difference(PART_COLOURS[above], PART_COLOURS[below], sight) > 20, (above, below)
     # The others are often too thin to be seen, and then these touch.
-    for one, other in combinations(("data", "forward", "backward", "optimizer", "other"), 2):
-        assert difference(PART_COLOURS[one], PART_COLOURS[other], sight) > 15, (one, other)
-    for one, other in combinations(PARTS, 2):
-        assert difference(PART_COLOURS[one], PART_COLOURS[other], sight) > 8, (one, other)
+    for part, other in combinations(("data", "forward", "backward", "optimizer", "other"), 2):
+        assert difference(PART_COLOURS[part], PART_COLOURS[other], sight) > 15, (part, other)
+    for part, other in combinations(PARTS, 2):
+        assert difference(PART_COLOURS[part], PART_COLOURS[other], sight) > 8, (part, other)
 
 
 @pytest.mark.parametrize("page", ["#FFFFFF", "#1E1E1E", "#303030"], ids=["white", "dark", "TensorBoard's dark"])

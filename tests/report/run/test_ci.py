@@ -72,7 +72,7 @@ def test_report_adds_to_the_summary(pair: tuple[str, str], github: dict[str, Pat
 
 def test_a_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
     many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
-    a, b = (write(tmp_path / name, near_ten_ms(), config=of) for name, of in (("a", {}), ("b", many)))
+    a, b = (write(tmp_path / name, near_ten_ms(), config=config) for name, config in (("a", {}), ("b", many)))
     assert main(["compare", str(a), str(b)]) == 0
     assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
     github["GITHUB_STEP_SUMMARY"].unlink()

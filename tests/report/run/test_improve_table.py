@@ -28,7 +28,11 @@ def test_each_change_has_its_row() -> None:
     assert [row[-1] for row in texts] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
     assert {len(row) for row in texts} == {len(table.headings)}
     assert texts[4][1:-1] == [""] * 6  # nothing was run, so nothing is known
-    assert [of.name for of in made_improve().steps_after_changes] == ["first setting", TRIED[0].name, TRIED[2].name]
+    assert [change.name for change in made_improve().steps_after_changes] == [
+        "first setting",
+        TRIED[0].name,
+        TRIED[2].name,
+    ]
     assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
 
 
@@ -55,7 +59,7 @@ CASES = {
 
 
 def test_printed_searches() -> None:
-    assert_stored("report/improve", {case: lines(improve_table(of), 160) for case, of in CASES.items()})
+    assert_stored("report/improve", {case: lines(improve_table(search), 160) for case, search in CASES.items()})
     cases = {
         "by nothing": Numerics(loss=0.0, gradients=0.0, within=True),
         "in the gradients": Numerics(loss=0.0, gradients=0.012, within=True),
@@ -63,7 +67,7 @@ def test_printed_searches() -> None:
         "unknown": Numerics(loss=None, gradients=None, within=None),
         "of the loss alone": Numerics(loss=1e-7, gradients=None, within=None),
     }
-    assert_stored("report/improve_numerics", {case: numerics_text(of) for case, of in cases.items()})
+    assert_stored("report/improve_numerics", {case: numerics_text(numerics) for case, numerics in cases.items()})
 
 
 def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:

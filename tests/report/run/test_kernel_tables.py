@@ -60,7 +60,7 @@ def test_the_answers_are_as_stored() -> None:
     answers = dict(kernel_answers(CASES["attention written out"], forward_s=8e-3, head_width=64))
     assert "1.25 times" in answers["forward in total"]
     assert "0.020 times their FLOPs" in answers["attention, forward"]
-    answers = {case: [f"{about}: {text}" for about, text in kernel_answers(of)] for case, of in CASES.items()}
+    answers = {case: [f"{about}: {text}" for about, text in kernel_answers(table)] for case, table in CASES.items()}
     assert_stored("report/kernel_answers", answers)
 
 

@@ -51,7 +51,7 @@ def slow_rank(rank: int, phase: str = "data", host: str = "node0", **facts: Any)
 
 
 def several(*its: SlowRank, kind: str = "several", **facts: Any) -> RankFinding:
-    ranks = len({one.rank for one in its})
+    ranks = len({finding.rank for finding in its})
     return RankFinding(kind=kind, slow=list(its), slow_ranks=ranks, saves_s=0.02, steps=20, **facts)
 
 

@@ -111,17 +111,17 @@ ENDS = {
 
 
 def test_lines_of_a_run_are_as_stored(tmp_path: Path) -> None:
-    assert_stored("report/end", {case: printed(of) for case, of in ENDS.items()})
+    assert_stored("report/end", {case: printed(record) for case, record in ENDS.items()})
     case, of = next(iter(ENDS.items()))
     assert_stored("report/end_verbose", {case: printed(of, verbose=True)})
-    assert_stored("report/summary", {case: summary_lines(of) for case, of in SUMMARIES.items()})
+    assert_stored("report/summary", {case: summary_lines(record) for case, record in SUMMARIES.items()})
     assert_stored("report/other", {case: other_lines(record) for case, record in OTHER.items()})
     record = made_run(name="x", numerics=NUMERICS)
     overflowed = record.model_copy(update={"numerics": NUMERICS.model_copy(update={"loss": None})})
     cases = {"a figure that is unknown": record, "a loss that overflowed": overflowed}
     assert_stored(
         "report/numerics",
-        {case: render(end_tables(of, tmp_path), "terminal") for case, of in cases.items()},
+        {case: render(end_tables(record, tmp_path), "terminal") for case, record in cases.items()},
         here=tmp_path,
     )
 

@@ -27,12 +27,12 @@ IN_MILLISECONDS = ("Terms of the waterfall", "Own work and waiting by phase", "U
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_figure_of_the_registry_is_on_the_page(full: RunRecord, group: str) -> None:
     cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
-    for of in GROUPS[group]:
-        assert of.get(full) is not None, of.name
-        times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time", "floors")
+    for figure in GROUPS[group]:
+        assert figure.get(full) is not None, figure.name
+        times = figure.unit == "s" and figure.path.partition(".")[0] in ("time", "host_time", "floors")
         in_ms = times or group in IN_MILLISECONDS
-        text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
-        assert text in cells, of.name
+        text = figure.rounded(figure.get(full), *(figure.interval(full) or ())) if in_ms else shown(figure, full)
+        assert text in cells, figure.name
 
 
 DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
@@ -41,7 +41,7 @@ DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
 
 @pytest.mark.parametrize("path", [path for path in LISTS if path not in DRAWN])
 def test_every_row_of_a_list_is_on_the_page(full: RunRecord, path: str) -> None:
-    tables = [table for table in sections(full) if {of.heading for of in LISTS[path]} <= {*table.titles}]
+    tables = [table for table in sections(full) if {column.heading for column in LISTS[path]} <= {*table.titles}]
     expected = {"waterfall.terms": 13, "waterfall.terms[].contributors": 36}  # a row for the step; three of each of 12
     assert [len(table.rows) for table in tables] == [expected.get(path, 3)]
 

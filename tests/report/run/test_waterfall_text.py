@@ -108,7 +108,7 @@ def test_a_run_without_a_waterfall_has_a_reason() -> None:
 
 def test_terms_of_several_traced_steps_have_a_range() -> None:
     made = made_waterfall(traced_steps=3)
-    terms = [of.model_copy(update={"low_s": 0.9 * of.seconds, "high_s": 1.2 * of.seconds}) for of in made.terms]
+    terms = [term.model_copy(update={"low_s": 0.9 * term.seconds, "high_s": 1.2 * term.seconds}) for term in made.terms]
     fall = made.model_copy(update={"terms": terms})
     table = waterfall_tables(made_record(waterfall=fall))[0]
     assert [title.partition(" (ms)")[0] for title in table.titles[3:5]] == ["from", "to"]

@@ -57,7 +57,10 @@ def test_wide_has_a_column_for_each_fact_that_differs():
     table = wide([both, full])
     facts = [(row["optimizer"], row["attention"]) for row in table.records()]
     assert facts == [("none", "sdpa"), ("adamw", "math")]
-    assert [of.figures for of in table.headings if of.name in ("optimizer", "attention")] == [False, False]
+    assert [heading.figures for heading in table.headings if heading.name in ("optimizer", "attention")] == [
+        False,
+        False,
+    ]
     cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
     rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
     assert [row["repeat"] for row in rows] == [0, 1]

@@ -17,7 +17,9 @@ FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 def test_facts_that_differ_are_columns():
     entries = [run("a", FAST, name="a"), run("b", SLOW, name="b", size="xl", batch_size=8)]
     died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
-    unknown = [Entry(of.folder, of.record.model_copy(update={"model": None, "config": None})) for of in (died,) * 2]
+    unknown = [
+        Entry(entry.folder, entry.record.model_copy(update={"model": None, "config": None})) for entry in (died,) * 2
+    ]
     by = [column("size")]
     unlike = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
     tables = {

@@ -12,7 +12,9 @@ from shown import of_kind, rows_of, series_of, shown, text_of, titled
 
 from lm_profiler.record.kernels import KernelTable, Rest
 
-ROWS = [made_kernel(*of, operator="aten::mm") for of in (("void at::native::gemm", 4, 0.40), ("small", 2, 0.02))]
+ROWS = [
+    made_kernel(*figures, operator="aten::mm") for figures in (("void at::native::gemm", 4, 0.40), ("small", 2, 0.02))
+]
 PHASES = {"forward": made_phase(0.4, 0.1, 0.02, matmul=(4, 0.42))}
 SHARES = {"memory_bound_share": 0.25, "communication_share": 0.0}
 TABLE = made_kernels(ROWS, PHASES, 0.5, rest=Rest(rows=1, count=1, total_s=0.01), **SHARES)

@@ -90,7 +90,7 @@ def test_traces_are_listed_by_rank(get: Get, logdir: Path) -> None:
     sent = {name: write_trace(run, name, name.encode()) for name in map("rank{}.pt.trace.json.gz".format, (10, 2))}
     write_trace(run, ".writing-rank3.pt.trace.json.gz")
     listed = get("traces", run="a").json["traces"]
-    assert [(each["file"], each["bytes"]) for each in listed] == [(n, len(sent[n])) for n in reversed(sent)]
+    assert [(trace["file"], trace["bytes"]) for trace in listed] == [(n, len(sent[n])) for n in reversed(sent)]
     response = get("trace", run="a", file="rank2.pt.trace.json.gz")
     assert response.data == sent["rank2.pt.trace.json.gz"]
     assert response.mimetype == "application/gzip"
