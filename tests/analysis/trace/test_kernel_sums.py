@@ -19,7 +19,8 @@ def us(seconds: float) -> float:
     return round(seconds / US, 2)
 
 
-def kinds_in(table: KernelTable, phase: str) -> dict[str, tuple[int, float]]:
+def kinds_us(table: KernelTable, phase: str) -> dict[str, tuple[int, float]]:
+    """Count and microseconds of each kind."""
     return {kind: (time.count, us(time.total_s)) for kind, time in table.phases[phase].kinds.items()}
 
 
@@ -29,21 +30,19 @@ def step() -> KernelTable:
 
 
 def test_work_belongs_to_the_phase_that_launched_it(step: KernelTable) -> None:
+    """The docstring of cuda_trace.py has when each kernel of the step runs."""
     assert (step.source, step.steps, us(step.window_s)) == ("kernels", 1, 170)
-    parts = {name: (us(phase.busy_s), us(phase.idle_s)) for name, phase in step.phases.items()}
+    busy_us = {name: us(phase.busy_s) for name, phase in step.phases.items()}
+    assert busy_us == {"transfer": 4, "forward": 50, "backward": 40, "optimizer": 22, "other": 0}
     # A gap belongs to the work that ended it: 0-14, 18-30, 80-90, 130-140; 162-170 to none.
-    assert parts == {
-        "transfer": (4, 14),
-        "forward": (50, 12),
-        "backward": (40, 10),
-        "optimizer": (22, 10),
-        "other": (0, 8),
-    }
-    assert kinds_in(step, "transfer") == {"host_copies": (1, 4)}
-    assert kinds_in(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
-    assert kinds_in(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
-    assert kinds_in(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
-    assert {name: us(phase.overlap_s) for name, phase in step.phases.items() if phase.overlap_s} == {"backward": 10}
+    idle_us = {name: us(phase.idle_s) for name, phase in step.phases.items()}
+    assert idle_us == {"transfer": 14, "forward": 12, "backward": 10, "optimizer": 10, "other": 8}
+    overlap_us = {name: us(phase.overlap_s) for name, phase in step.phases.items() if phase.overlap_s}
+    assert overlap_us == {"backward": 10}  # the all-reduce beside a product
+    assert kinds_us(step, "transfer") == {"host_copies": (1, 4)}
+    assert kinds_us(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
+    assert kinds_us(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
+    assert kinds_us(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
     assert step.memory_bound_share == pytest.approx(22 / 170)  # the optimizer and its memset, not the batch's copy
     assert step.communication_share == pytest.approx(20 / 170)  # 110-130
 
@@ -99,7 +98,7 @@ def test_a_phase_hidden_by_another_stream_has_no_own_time() -> None:
     assert kernel_answers(table)
 
 
-def cpu_step() -> KernelTable:
+def test_without_a_device_operators_count_without_their_children() -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     trace.range("phase: forward", 10, 50)
@@ -107,8 +106,9 @@ def cpu_step() -> KernelTable:
     trace.operator("aten::linear", 14, 40)  # own 26 - 20 = 6
     trace.operator("aten::mm", 16, 36)
     trace.range("phase: backward", 50, 90)
-    trace.operator("autograd::engine::evaluate_function: MmBackward0", 52, 88, AUTOGRAD)  # own 4
-    trace.operator("MmBackward0", 54, 86, AUTOGRAD)  # own 8
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    trace.operator(engine, 52, 88, AUTOGRAD)  # own 36 - 32 = 4
+    trace.operator("MmBackward0", 54, 86, AUTOGRAD)  # own 32 - 24 = 8
     trace.link(1, 16, 54)
     # Recomputed inside the backward pass, in its module's range again: 24 that are not the caller's.
     recomputed = Trace()
@@ -116,25 +116,25 @@ def cpu_step() -> KernelTable:
     recomputed.operator("aten::mul", 57, 81)
     trace.events += [{**event, "tid": AUTOGRAD} for event in recomputed.events]
     trace.operator("aten::fill_", 60, 70, MAIN)  # beside it, in another thread
-    return kernel_table(trace.events)
 
-
-def test_without_a_device_operators_count_without_their_children() -> None:
-    table = cpu_step()
+    table = kernel_table(trace.events)
     assert (table.source, table.memory_bound_share, table.communication_share) == ("operators", None, None)
-    rows = {(row.phase, row.name): row for row in table.rows}
-    own_by_name = {name: (us(row.total_s), row.operator, row.module) for (_, name), row in rows.items()}
-    engine = "autograd::engine::evaluate_function: MmBackward0"
-    assert own_by_name == {
-        "aten::linear": (6, None, "head"),
-        "aten::mm": (20, "aten::linear", "head"),
-        engine: (4, None, None),
-        "MmBackward0": (8, engine, "head"),
-        "aten::mul": (24, "MmBackward0", "norm"),
-        "aten::fill_": (10, None, None),
-    }
-    parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
-    assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
+    assert {row.name: us(row.total_s) for row in table.rows} == {
+        "aten::linear": 6, "aten::mm": 20, engine: 4, "MmBackward0": 8, "aten::mul": 24, "aten::fill_": 10,
+    }  # fmt: skip
+    assert {row.name: row.operator for row in table.rows if row.operator} == {
+        "aten::mm": "aten::linear", "MmBackward0": engine, "aten::mul": "MmBackward0",
+    }  # fmt: skip
+    assert {row.name: row.module for row in table.rows if row.module} == {
+        "aten::linear": "head", "aten::mm": "head", "MmBackward0": "head", "aten::mul": "norm",
+    }  # fmt: skip
+    assert {name: us(phase.busy_s) for name, phase in table.phases.items()} == {
+        "forward": 26, "backward": 36, "other": 0,
+    }  # fmt: skip
+    assert {name: us(phase.idle_s) for name, phase in table.phases.items()} == {
+        "forward": 14, "backward": 4, "other": 20,
+    }  # fmt: skip
+    assert us(table.phases["backward"].overlap_s) == 10
 
 
 def test_an_operator_that_calls_its_own_overload_counts_once() -> None:
@@ -143,5 +143,7 @@ def test_an_operator_that_calls_its_own_overload_counts_once() -> None:
     trace.operator("aten::mean", 10, 50)
     trace.operator("aten::sum", 12, 48)
     trace.operator("aten::sum", 20, 40)
-    rows = {row.name: (row.count, us(row.total_s), row.operator) for row in kernel_table(trace.events).rows}
-    assert rows == {"aten::sum": (1, 36, "aten::mean"), "aten::mean": (1, 4, None)}
+    rows = {row.name: row for row in kernel_table(trace.events).rows}
+    outer, inner = rows["aten::mean"], rows["aten::sum"]
+    assert (outer.count, us(outer.total_s), outer.operator) == (1, 40 - 36, None)
+    assert (inner.count, us(inner.total_s), inner.operator) == (1, 36, "aten::mean")

@@ -13,6 +13,11 @@ from lm_profiler.record.run_record import OddStep, OtherByOwner, OwnedTime
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 
+def series_by_clock(blocks: list[Any]) -> dict[str, dict[str, Any]]:
+    """The series of the charts of step times by name, for each clock."""
+    return {clock: {series["name"]: series for series in chart["data"]} for clock, chart in charts_of(blocks).items()}
+
+
 def charts_of(blocks: list[Any]) -> dict[str, Any]:
     """The chart of the steps on each clock."""
     [choice] = of_kind([titled(blocks, "Time of each step")], "choice")
@@ -33,44 +38,50 @@ def test_verdict_picture_and_table_come_first(tmp_path: Path) -> None:
     assert of_kind(blocks, "command")[0]["text"] == "python -m lm_profiler fit --config a.yaml"
 
 
-def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(tmp_path: Path) -> None:
-    charts = charts_of(shown("run", made_entry(tmp_path / "run")))
-    assert list(charts) == ["Device clock", "Host clock"]
-    device, host = ({series["name"]: series for series in chart["data"]} for chart in charts.values())
+def test_steps_are_bars_of_their_phases(tmp_path: Path) -> None:
+    """25 steps with 5 ms of backward, half of it on the host; but for the first, they take 10 ms."""
+    series = series_by_clock(shown("run", made_entry(tmp_path / "run")))
+    assert list(series) == ["Device clock", "Host clock"]
+    device, host = series["Device clock"], series["Host clock"]
     assert list(device) == [part for part in PARTS if part in ("forward", "backward", "other")]
     assert device["backward"]["x"] == list(range(1, 26))
     assert device["backward"]["y"] == [5.0] * 25
     assert host["backward"]["y"] == [2.5] * 25
     assert device["backward"]["marker"]["color"] == PART_COLOURS["backward"]
-    sums = [sum(parts) for parts in zip(*(series["y"] for series in device.values()), strict=True)]
-    assert sums[1:] == pytest.approx([10.0] * 24, rel=0.01)
-    layout = charts["Device clock"]["layout"]
+    steps_ms = [sum(parts_ms) for parts_ms in zip(*(bars["y"] for bars in device.values()), strict=True)]
+    assert steps_ms[1:] == pytest.approx([10.0] * 24, rel=0.01)
+
+
+def test_the_warmup_is_shaded_and_its_slow_step_cut_off(tmp_path: Path) -> None:
+    """Five steps of warm-up, of which the first takes a second: whole, it would leave nothing of the others' 10 ms."""
+    layout = charts_of(shown("run", made_entry(tmp_path / "run")))["Device clock"]["layout"]
     [shade] = layout["shapes"]
     assert (shade["x0"], shade["x1"]) == (0.5, 5.5)
-    # The first step takes a second: drawn whole, it would leave nothing of the others' 10 ms.
     assert "1,008.0 ms" in layout["annotations"][0]["text"]
-    assert layout["yaxis"]["range"] == pytest.approx([0, 12.036])
+    assert layout["yaxis"]["range"] == pytest.approx([0, 1.2 * 10.03])
 
 
 def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
     odd = {"ratio": 1.9, "part": "forward", "excess_s": 9e-3}
-    caused = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
-    beside = OddStep(step=9, step_s=10e-3, beside="9.0 ms more asleep", rank=0, **odd)
-    missing = OddStep(step=99, step_s=1.0, **odd)  # the file has no step 99
-    entry = made_entry(tmp_path / "odd", odd_steps=[caused, beside, missing], rank_step_s=[1.0, 1.0])
-    charts = charts_of(shown("run", entry))
-    device, host = ({series["name"]: series for series in chart["data"]}["odd"] for chart in charts.values())
+    with_cause = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
+    without_cause = OddStep(step=9, step_s=10e-3, beside="9.0 ms more asleep", rank=0, **odd)
+    not_in_the_file = OddStep(step=99, step_s=1.0, **odd)
+    odd_steps = [with_cause, without_cause, not_in_the_file]
+    entry = made_entry(tmp_path / "odd", odd_steps=odd_steps, rank_step_s=[1.0, 1.0])
+    series = series_by_clock(shown("run", entry))
+    device, host = series["Device clock"]["odd"], series["Host clock"]["odd"]
     assert device["x"] == [15, 9]
-    assert (device["y"][0], host["y"][0]) == pytest.approx((10.0, 5.0), rel=0.01)
-    first, second = device["text"]
-    assert all(words in first for words in ("step 15", "rank 1", "page faults"))
-    assert "rank 0" in second
+    assert device["y"][0] == pytest.approx(10.0, rel=0.01)
+    assert host["y"][0] == pytest.approx(5.0, rel=0.01)
+    text_of_15, text_of_9 = device["text"]
+    assert all(words in text_of_15 for words in ("step 15", "rank 1", "page faults"))
+    assert "rank 0" in text_of_9
 
 
 def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
     actions = [
-        OwnedTime(owner=owner, action="hook", seconds=seconds, calls=1.0, in_steps=3)
-        for owner, seconds in {"LearningRateMonitor": 4e-3, "<b>Mine</b>": 2e-3}.items()
+        OwnedTime(owner="LearningRateMonitor", action="hook", seconds=4e-3, calls=1.0, in_steps=3),
+        OwnedTime(owner="<b>Mine</b>", action="hook", seconds=2e-3, calls=1.0, in_steps=3),
     ]
     entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
     rows = bars_of(titled(shown("run", entry), "Which code uses the time"))
