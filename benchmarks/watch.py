@@ -305,7 +305,7 @@ def one_slow_rank(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
             )
             for rank in range(number)
         }  # fmt: skip
-        told += ranks.look(30.0 * look, reports)
+        told += ranks.judge(30.0 * look, reports)
     right = all(each.rank == late for each in told)
     return (
         "rank late" if right else f"rank late, of rank {late}",

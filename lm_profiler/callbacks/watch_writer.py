@@ -518,7 +518,7 @@ class WatchWriter:
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self.output.add_events(
-            self._ranks.look(self._seconds_since_1970(now_ns), reports, last)
+            self._ranks.judge(self._seconds_since_1970(now_ns), reports, last)
         )
         # The seconds that rank 0 waited in a stalled step are in the stalled time already.
         booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)

@@ -239,6 +239,7 @@ def _half_interval_s(
         widest_s = half_by_part.get(candidate.part, 0.0)
         half_by_part[candidate.part] = max(candidate.half_interval_s, widest_s)
     half_of_excess_s = math.hypot(*half_by_part.values())
+    # the step becomes shorter by only a share of the excess, and so does the interval
     saved_share = min(saving_s / excess_s, 1.0)
     return half_of_excess_s * saved_share
 
@@ -280,6 +281,7 @@ def _worth_fixing(
     to_fix = list(slow)
     saved_s = work.saves_s(to_fix)
     least_loss_s = max(_LEAST_LOSS * saved_s, _LEAST_SAVING * work.step_s)
+    # the first rank of a unit is its slowest
     for unit in sorted(_units_of(slow), key=lambda unit: unit[0].seconds):
         rest = [candidate for candidate in to_fix if candidate not in unit]
         if not rest:
@@ -385,6 +387,7 @@ def _unevenness(own_s: Seconds) -> float:
         return 0.0
     ranks, steps = own_s.shape
     freedom = (ranks - 1) * (steps - 1)
+    # what is left after subtracting the mean of each step, and how far each rank is from it on average
     step_means_s = own_s.mean(axis=0)
     rank_levels_s = own_s.mean(axis=1) - mean_s
     residuals_s = own_s - step_means_s - rank_levels_s[:, None]

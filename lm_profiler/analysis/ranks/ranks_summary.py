@@ -68,20 +68,18 @@ def ranks_of(
     if not is_judged.any():
         return None
     work = work_of(comparable, common_steps, overlap)
-    own_s, waiting_s = work.own_s[:, is_judged, :OUTSIDE], work.waiting_s[:, is_judged]
+    # [rank, step, part], without the time outside of steps
+    own_s = work.own_s[:, is_judged, :OUTSIDE]
+    waiting_s = work.waiting_s[:, is_judged]
     judged_steps = common_steps[is_judged]
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
     numbers = [timeline.rank for timeline in comparable]
-    hosts = [timeline.host for timeline in comparable]
     group = ReportingRanks(
-        numbers,
-        hosts,
-        CountersByRank(counters),
-        delay_by_others(contention, counters, numbers),
+        numbers=numbers,
+        hosts=[timeline.host for timeline in comparable],
+        counters=CountersByRank(counters),
+        delay_by_others=delay_by_others(contention, counters, numbers),
     )
-    ranks_of_host: dict[str, list[int]] = {}
-    for timeline in comparable:
-        ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
     notes = []
     missing = world - len(comparable)
     if missing:
@@ -93,7 +91,7 @@ def ranks_of(
     waiting_of_rank_0_s = _by_part(waiting_s[0]) if has_rank_0 else None
     return Ranks(
         world=world,
-        hosts=ranks_of_host,
+        hosts=_ranks_by_host(comparable),
         steps=len(judged_steps),
         step_s=step_s,
         own=_spreads_over_ranks(own_s, numbers),
@@ -106,6 +104,14 @@ def ranks_of(
         notes=notes,
         **communication_figures(traced, waiting_of_rank_0_s),
     )
+
+
+def _ranks_by_host(timelines: Sequence[RankTimeline]) -> dict[str, list[int]]:
+    """Return the numbers of the ranks on each host."""
+    ranks_of_host: dict[str, list[int]] = {}
+    for timeline in timelines:
+        ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
+    return ranks_of_host
 
 
 def _times_of_ranks(
@@ -131,12 +137,17 @@ def _is_comparable(timeline: RankTimeline, reference: RankTimeline) -> bool:
 
 
 def _ranks_to_show(own_s: Seconds) -> list[int]:
-    """Return the indices of the ranks that the record lists: all, or the first, the idlest and the busiest ones."""
+    """Return the indices of the ranks that the record lists: all, or the first, the idlest and the busiest ones.
+
+    ``own_s`` is [rank, step, part].
+    """
     mean_own_s = own_s.sum(axis=2).mean(axis=1)
     by_own_work = np.argsort(mean_own_s, kind="stable").tolist()
     if len(by_own_work) <= _MOST_RANKS:
         return sorted(by_own_work)
-    return sorted({0, *by_own_work[:_EXTREMES], *by_own_work[-_EXTREMES:]})
+    idlest = by_own_work[:_EXTREMES]
+    busiest = by_own_work[-_EXTREMES:]
+    return sorted({0, *idlest, *busiest})
 
 
 def communication_figures(

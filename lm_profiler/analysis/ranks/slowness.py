@@ -86,7 +86,10 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
 
 
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
-    """Return the indices of the ranks below the largest gap, even if they are the minority; all if no gap is clear."""
+    """Return the indices of the ranks below the largest gap, even if they are the minority; all if no gap is clear.
+
+    ``means_s`` is [rank] the mean time in a part.
+    """
     order = np.argsort(means_s, kind="stable")
     gaps_s = np.diff(means_s[order])
     widest = int(gaps_s.argmax())
@@ -106,7 +109,7 @@ def _slow_in_part(
     means_s = own_s.mean(axis=1)
     fast = fast_ranks(means_s)
     is_fast = np.isin(np.arange(means_s.size), fast)
-    # Each rank is compared with the fast ranks; a fast rank with the other fast ranks.
+    # Each rank is compared with the fast ranks; a fast rank with the other fast ranks. [rank] their number and sum:
     compared_counts = len(fast) - is_fast
     compared_sums_s = means_s[is_fast].sum() - is_fast * means_s
     excess_s = means_s - compared_sums_s / np.maximum(compared_counts, 1)
@@ -168,7 +171,10 @@ def _test_rank(
     error_s = _error_of_mean(relative_residuals, model.odd, freedom) * step_s
 
     mean_s = float(excess_s.mean())
-    confidence = 1.0 - 2.0 * SIGNIFICANCE / tests
+    half_interval_s = student_quantile(freedom, confidence=0.95) * error_s
+    # two-sided, but only a longer time makes a rank slow
+    corrected_confidence = 1.0 - 2.0 * SIGNIFICANCE / tests
+    least_certain_s = student_quantile(freedom, corrected_confidence) * error_s
     begin, end = _slow_stretch(excess_s, model.edges)
     share_of_steps = judged_steps.size / compared_s.size
     return SlowCandidate(
@@ -176,10 +182,8 @@ def _test_rank(
         part=part,
         fast_ranks=fast,
         seconds=mean_s * share_of_steps,
-        half_interval_s=student_quantile(freedom, confidence=0.95)
-        * error_s
-        * share_of_steps,
-        is_certain=mean_s > student_quantile(freedom, confidence) * error_s,
+        half_interval_s=half_interval_s * share_of_steps,
+        is_certain=mean_s > least_certain_s,
         begin=int(judged_steps[begin]),
         end=int(judged_steps[end - 1]) + 1,
     )
@@ -232,26 +236,28 @@ def _active_steps(fast_s: Seconds) -> Counts:
     """Return the indices of the active steps of an occasional part, such as a validation or a checkpoint.
 
     These steps are the same on all ranks, and not random. Only the differences within them are. If the part is not an
-    occasional one, return all steps.
+    occasional one, return all steps. ``fast_s`` is [step] the mean time of the fast ranks in the part.
     """
+    all_steps = np.arange(fast_s.size)
     active = np.flatnonzero(fast_s > _ACTIVE_SHARE * fast_s.max(initial=0.0))
-    rest_s = np.delete(fast_s, active)
     most_active = _MOST_ACTIVE_STEPS * fast_s.size
     has_few_active_steps = FEWEST_VALUES <= active.size <= most_active
     if not has_few_active_steps:
-        return np.arange(fast_s.size)
+        return all_steps
+    other_steps_s = np.delete(fast_s, active)
     most_idle_s = _IDLE_SHARE * fast_s[active].min()
-    if rest_s.max(initial=0.0) < most_idle_s:
-        return active
-    return np.arange(fast_s.size)
+    are_others_idle = other_steps_s.max(initial=0.0) < most_idle_s
+    return active if are_others_idle else all_steps
 
 
 def _standard_error(noise: Seconds, freedom: int) -> float:
     """Return the standard error of the mean of AR(1) noise, averaged over the coefficient by its likelihood."""
     if noise.size < FEWEST_VALUES:
         return math.inf
+    # by coefficient
     score, _, errors = ar1_means(noise - noise.mean())
     # The prior (1 - PHI) favours weak autocorrelation: without it, ten steps would be too few for any result.
     weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)
     mean_square = float(weights @ errors**2) / float(weights.sum())
+    # ``ar1_means`` assumes that only the mean was fitted, but the model has more parameters
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -112,7 +112,7 @@ class RanksWork:
         segments_s = np.add.reduceat(self._all_own_s, self.segment_begins, axis=0)
         segments_s = segments_s[:-1]  # the last segment does not end with a meeting
         ranks = segments_s.shape[1]
-        # [segment] the rank with the most work, and how long the others waited for it
+        # [segment] the rank with the most work, and how long the others waited for it, as a sum and on average
         last_rank = segments_s.argmax(axis=1)
         all_waits_s = segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)
         mean_wait_s = all_waits_s / (ranks - 1)
@@ -167,6 +167,7 @@ class RanksWork:
         ``usual_sorted_s`` is [step] the usual time of a rank's shortest step, of its second shortest, and so on.
         """
         own_s = self.own_s[rank, :, part]
+        # [step] the position of each step among the steps sorted by length
         position_by_length = own_s.argsort(kind="stable").argsort()
         saved_by_step_s = own_s - usual_sorted_s[position_by_length]
         # [step] the share of the own work that is saved; 0 without any work
@@ -225,6 +226,7 @@ def work_of(
     """
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
+    # [C, R] the last mark before each call and the part of the step; [C, R] waits; [C] whether all ranks meet there
     marks, parts = _places_of_calls(calls, tracks)
     waits_ns, all_ranks_wait = _waits_by_rank(calls, tracks, marks, parts, overlap)
     slices = _cut_into_slices(tracks, steps, calls.came_ns[all_ranks_wait])
@@ -250,6 +252,7 @@ def work_of(
     # cached, because several slow ranks may be slow in the same part
     @cache
     def own_in_slices_s(part: int | None) -> Seconds:
+        """Return [K, R] the own work of each rank in ``part``, by time slice; None: in all parts."""
         by_rank_s = []
         for rank, track in enumerate(tracks):
             ends_ns = slices.ends_ns[:, rank]
@@ -338,11 +341,13 @@ def _measured_waits(timeline: RankTimeline) -> Instants:
 def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
     """Return the calls if all ranks made the same ones, in the same order."""
     names = [call.name for call in timelines[0].collectives]
+    # [C, R] each
     came_ns = np.stack([timeline.arrivals_ns for timeline in timelines], axis=1)
     measured_ns = np.stack(
         [_measured_waits(timeline) for timeline in timelines], axis=1
     )
-    return Calls(names, came_ns, np.ones(came_ns.shape, dtype=bool), measured_ns)
+    all_members = np.ones(came_ns.shape, dtype=bool)
+    return Calls(names, came_ns, all_members, measured_ns)
 
 
 def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
@@ -487,7 +492,9 @@ def _next_events(
         calls_ns = came_ns[is_member, rank]
         events_ns = np.sort(np.concatenate([track.marks_ns, calls_ns]))
         next_event = np.searchsorted(events_ns, calls_ns, "right")
-        next_event_ns[is_member, rank] = np.append(events_ns, _NEVER)[next_event]
+        # the last event has none after it
+        events_with_end_ns = np.append(events_ns, _NEVER)
+        next_event_ns[is_member, rank] = events_with_end_ns[next_event]
     return next_event_ns
 
 
@@ -539,10 +546,15 @@ def _cut_into_slices(
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
     # in the order in which the last rank reaches them
     order = points_ns.max(axis=1).argsort(kind="stable")
-    is_meeting = order >= len(end_ns) + len(begin_ns)
+    first_meeting = len(end_ns) + len(begin_ns)
+    is_meeting = order >= first_meeting
     # a segment begins with the slice after a meeting
     segment_begins = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
-    return _Slices(points_ns[order], _steps_of_slices(order, steps), segment_begins)
+    return _Slices(
+        ends_ns=points_ns[order],
+        steps=_steps_of_slices(order, steps),
+        segment_begins=segment_begins,
+    )
 
 
 def _steps_of_slices(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:

@@ -33,6 +33,7 @@ def level_check_note(
 
     The list is empty if they do not differ, or if there are too few steps to tell.
     """
+    # Which kind of step comes next is random, so steps of several kinds cannot be predicted.
     if len(later) < _FEWEST_STEPS or len(measured) < _FEWEST_MEASURED or model.kinds:
         return []
     indices = np.array([row.step - measured[0].step for row in later])
@@ -44,14 +45,16 @@ def level_check_note(
     if not has_times or float(np.sum(later_s)) < _LEAST_SPAN_S:
         return []
 
-    difference = float(np.median(np.log(later_s / expected_s)))
-    share = math.expm1(difference)
+    log_difference = float(np.median(np.log(later_s / expected_s)))
+    share = math.expm1(log_difference)
     usual_s = float(np.median(expected_s))
     is_small = abs(share) < _LEAST_SHARE or abs(share) * usual_s < _LEAST_S
-    if is_small or abs(difference) < _LEAST_SPREADS * _std_around_model(model):
+    least_beyond_noise = _LEAST_SPREADS * _std_around_model(model)
+    if is_small or abs(log_difference) < least_beyond_noise:
         return []
     direction = "slower" if share > 0.0 else "faster"
-    times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
+    later_usual_s = usual_s * (1.0 + share)
+    times = f"{duration_text(later_usual_s)}, not {duration_text(usual_s)}"
     steps = f"the {count_text(len(later), 'step')} after the measured ones are {abs(share):.0%} {direction} ({times})"
     return [
         f"{steps}: the step time may be changing; measure longer, or watch the run (--watch=true)"
@@ -59,7 +62,10 @@ def level_check_note(
 
 
 def _std_around_model(model: StepModel) -> float:
-    """Return the standard deviation of the logarithms of the measured steps around the model, without odd steps."""
+    """Return the standard deviation of the logarithms of the measured steps around the model.
+
+    Warm-up steps and odd steps are left out; without any other step it is infinite.
+    """
     is_usual = ~model.odd
     is_usual[: model.cut] = False
     if not is_usual.any():

@@ -184,9 +184,9 @@ def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
 
     Most figures of a reading are sums over all steps since the reading before it.
     """
-    begin = counters[0].step or 0
-    end = counters[-1].step or 0
-    readings_per_step = (len(counters) - 1) / max(end - begin, 1)
+    first_step = counters[0].step or 0
+    last_step = counters[-1].step or 0
+    readings_per_step = (len(counters) - 1) / max(last_step - first_step, 1)
     # The clock rate and the time of the step itself are not such sums. The time between steps is not part of a step.
     special_factors = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}
     mean = _averaged_counters(counters, fmean)
@@ -252,28 +252,29 @@ def _with_main_cause(
     If no cause explains half of it, return it with the counters that differ on the rank whose step took longest. A step
     that is faster than usual is returned unchanged.
     """
+    # the ratio is that to the usual step
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
     excess_s = odd.step_s - usual_s
     # by rank, the cause that explains most
     main_causes: dict[int, _Cause] = {}
-    for number, rank in ranks.items():
-        if odd.step in rank.counters:
-            causes = _possible_causes(rank, odd, workers)
-            main_causes[number] = max(causes, key=lambda cause: cause.seconds)
+    for rank, readings in ranks.items():
+        if odd.step in readings.counters:
+            causes = _possible_causes(readings, odd, workers)
+            main_causes[rank] = max(causes, key=lambda cause: cause.seconds)
     if excess_s <= 0.0 or not main_causes:
         return odd
-    blamed_rank = max(main_causes, key=lambda number: main_causes[number].seconds)
+    blamed_rank = max(main_causes, key=lambda rank: main_causes[rank].seconds)
     cause = main_causes[blamed_rank]
     if cause.seconds >= EXPLAINED * excess_s:
         cause_s = min(cause.seconds, excess_s)
         blame = {"cause": cause.words, "cause_s": cause_s, "rank": blamed_rank}
         return odd.model_copy(update=blame)
 
-    slowest = max(
-        main_causes, key=lambda number: ranks[number].excess("wall_s", odd.step)
+    slowest_rank = max(
+        main_causes, key=lambda rank: ranks[rank].excess("wall_s", odd.step)
     )
-    differences = _differing_counters(ranks[slowest], odd.step, excess_s)
-    return odd.model_copy(update={"beside": differences, "rank": slowest})
+    differences = _differing_counters(ranks[slowest_rank], odd.step, excess_s)
+    return odd.model_copy(update={"beside": differences, "rank": slowest_rank})
 
 
 def _possible_causes(
@@ -316,6 +317,7 @@ def _compilation_words(compiled: str | None) -> str:
 
 
 def _clock_words(counters: StepCounters) -> str:
+    """Return the words for a slow clock of the GPU, with the reasons for which the GPU throttled it."""
     clock_mhz = (counters.sm_clock_hz or 0.0) * 1e-6
     words = f"the GPU's clock at {clock_mhz:,.0f} MHz"
     if counters.throttled:
@@ -324,7 +326,10 @@ def _clock_words(counters: StepCounters) -> str:
 
 
 def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
-    """Return how much longer the median step would take at this step's clock rate, if all of it depended on that."""
+    """Return how many seconds longer the median step would take at this step's clock, if all of it depended on that.
+
+    0 if a clock rate is unknown.
+    """
     clock_hz = rank.counters[odd.step].sm_clock_hz
     usual_hz = rank.usual.sm_clock_hz
     if not clock_hz or not usual_hz:
@@ -348,6 +353,7 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         # Counts are left out, because what they count may have happened between the steps.
         return ", ".join(differences)
 
+    # counters of events: those that are more than double the usual count
     for name, (singular, plural) in _COUNT_WORDS.items():
         excess = rank.excess(name, step)
         usual_count = getattr(rank.usual, name) or 0.0

@@ -89,10 +89,10 @@ def mean_interval(values: ArrayLike) -> Interval | None:
         return None
     mean = float(array.mean())
     scale = mean or 1.0
-    # (coefficients,) each
+    # From here on, all values are deviations from the mean, as a share of it. One entry per coefficient:
     scores, centres, standard_errors = ar1_means(array / scale - 1.0)
     likelihoods = np.exp(-0.5 * (scores - scores.min()))
-    posterior = likelihoods / np.sqrt(1.0 - PHI**2)
+    posterior = likelihoods / np.sqrt(1.0 - PHI**2)  # times Jeffreys' prior
     posterior /= posterior.sum()
 
     # (draws,) Draws from the averaged distribution: each coefficient, by its index, is used in proportion to its
@@ -100,6 +100,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
     coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
     errors = _draws_of_student(count - 1) * standard_errors[coefficients]
+    # how far a draw is from the arithmetic mean, which is 0 here
     distances = np.abs(errors + centres[coefficients])
     half = abs(scale) * float(np.quantile(distances, 0.95))
     lag1 = float(posterior @ PHI)
@@ -124,6 +125,7 @@ def ar1_means(values: Series) -> tuple[Series, Series, Series]:
     whitened_one = 1.0 - PHI
     first_weight = 1.0 - PHI**2
 
+    # each value is weighted by the whitened 1 that stands for it
     weight = first_weight + count_later * whitened_one**2
     weighted_sum = first_weight * first_value + whitened_one * whitened.sum(axis=1)
     mean = weighted_sum / weight
@@ -182,6 +184,7 @@ def student_quantile(freedom: float, confidence: float) -> float:
 
 @lru_cache(maxsize=128)
 def _draws_of_student(freedom: int) -> Series:
+    """Return (_DRAWS,) the same random numbers from Student's t at every call."""
     return np.random.default_rng(0).standard_t(freedom, _DRAWS)
 
 
@@ -193,14 +196,17 @@ def noise_of(differences: Series) -> float:
     """
     ordered = np.sort(np.abs(differences))
     lower = ordered[: max(1, 3 * ordered.size // 4)]
-    spread = float(lower.mean()) / _LOWER_QUARTERS_MEAN / math.sqrt(2.0)
-    return max(spread, FINEST, _tick_of(ordered, lower) / 2.0)
+    std_of_differences = float(lower.mean()) / _LOWER_QUARTERS_MEAN
+    # the variance of a difference is twice that of a value
+    std = std_of_differences / math.sqrt(2.0)
+    half_tick = _tick_of(ordered, lower) / 2.0
+    return max(std, FINEST, half_tick)
 
 
 def rank_correlation(values: ArrayLike) -> float:
     """Return Kendall's rank correlation of at least two ``values`` with their index: 1 if they only rise."""
     series = np.asarray(values)
-    earlier, later = np.triu_indices(len(series), 1)
+    earlier, later = np.triu_indices(len(series), 1)  # the indices of all pairs
     return float(np.sign(series[later] - series[earlier]).mean())
 
 
@@ -219,10 +225,10 @@ def _tick_of(ordered: Series, lower: Series) -> float:
         ordered: the sorted absolute differences of neighbours.
         lower: the smaller 75 % of them.
     """
-    larger = ordered[np.searchsorted(ordered, FINEST) :]
-    if not larger.size:
+    above_noise = ordered[np.searchsorted(ordered, FINEST) :]
+    if not above_noise.size:
         return 0.0
-    least_difference = float(larger[0])
+    least_difference = float(above_noise[0])
     # With a coarse clock most differences are zero. (They also are if only a few of many equal steps differ.)
     are_mostly_equal = lower[lower.size // 2] < FINEST
     if not are_mostly_equal or least_difference > _LARGEST_TICK:
@@ -239,10 +245,10 @@ def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     if values.size < _HAMPEL_NEIGHBOURS:
         return values, np.zeros(values.size, bool)
     windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_NEIGHBOURS)
-    inner = np.median(windows, axis=1)
+    window_medians = np.median(windows, axis=1)
     reach = _HAMPEL_NEIGHBOURS // 2
     # the first and the last values have no window of their own, and get the median of the nearest one
-    medians = np.pad(inner, reach, mode="edge")
+    medians = np.pad(window_medians, reach, mode="edge")
     most_distance = _HAMPEL_DEVIATIONS * noise_of(np.diff(values))
     is_outlier = np.abs(values - medians) > most_distance
     return np.where(is_outlier, medians, values), is_outlier

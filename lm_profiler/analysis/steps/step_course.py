@@ -114,12 +114,14 @@ def find_course(values: Series, smallest: float) -> Course:
     count = values.size
     block = _block_size(count)
     means = _block_means(values, block)
-    cuts, levels_gain = _find_levels(means, smallest)
+    # Both margins are gains over a single level, minus the gain that such a course needs.
+    cuts, levels_margin = _find_levels(means, smallest)
     trend = _find_trend(means)
-    gains_more = trend.gain - _TREND_COST > levels_gain
+    trend_margin = trend.gain - _TREND_COST
     is_large = abs(trend.values[-1] - trend.values[0]) >= smallest
-    is_trend = gains_more and is_large
+    is_trend = trend_margin > levels_margin and is_large
     if not is_trend:
+        # ``cuts`` are indices of blocks
         edges = (0, *(block * cut for cut in cuts), count)
         return Course(
             edges, levels=_means_between(values, edges), trend=np.zeros(count)
@@ -168,10 +170,12 @@ def _clearness_in_order(values: Series) -> float:
     margins = gains - _needed_gains(means.size, most_changes)
     levels_margin = float(margins[1:].max())
     trend = _find_trend(means, coefficients=1)
-    return max(levels_margin, trend.gain - _TREND_COST)
+    trend_margin = trend.gain - _TREND_COST
+    return max(levels_margin, trend_margin)
 
 
 def _block_size(count: int, most_blocks: int = _MOST_VALUES) -> int:
+    """Return how many values a block has, so that ``count`` values are at most ``most_blocks`` blocks."""
     return math.ceil(count / most_blocks)
 
 
@@ -183,6 +187,7 @@ def _block_means(values: Series, block: int) -> Series:
 
 
 def _means_between(values: Series, edges: Sequence[int]) -> tuple[float, ...]:
+    """Return the mean of the values from each of ``edges`` to the next one."""
     return tuple(float(values[begin:end].mean()) for begin, end in pairwise(edges))
 
 
@@ -275,6 +280,7 @@ def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> f
     """
     earlier_level = earlier.mean()
     later_level = later.mean()
+    # the noise, from the residuals just before and just after the change; two levels were estimated
     last_residuals = (earlier - earlier_level)[-_NEARBY:]
     next_residuals = (later - later_level)[:_NEARBY]
     residuals = np.concatenate([last_residuals, next_residuals])
@@ -282,6 +288,7 @@ def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> f
     noise = math.sqrt(variance + FINEST**2)
     standard_error = noise * math.sqrt(1 / earlier.size + 1 / later.size)
 
+    # 1 for the shortest level; longer levels must differ more, because the noise may be autocorrelated
     shorter_size = min(earlier.size, later.size)
     largest_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / count), 1.0)
     factor = min(math.sqrt(shorter_size / FEWEST), largest_factor)
@@ -425,6 +432,7 @@ class _SegmentCosts:
         if not self.weights.may_be_burst.any():
             return _IMPOSSIBLE, []
 
+        # (n, n + 1) the sums of squares about the level around each segment, and about both levels
         squares_around = _sums_around(self.squares)
         sums_around = _sums_around(self.sums)
         residuals_around = squares_around - sums_around**2 / weights_around
@@ -450,11 +458,12 @@ class _SegmentCosts:
             levels: the number of different levels.
             segments: the number of segments: one more than levels if there is a burst.
         """
-        variance = (
-            residual / max(self.count - levels, 1) + FINEST**2 * self.first_weight
-        )
+        finest_variance = FINEST**2 * self.first_weight
+        variance = residual / max(self.count - levels, 1) + finest_variance
         log_variances = (self.count - 1) * math.log(variance)
-        return log_variances - segments * math.log(self.first_weight) + log_weight
+        # whitening scales the first value of each segment, which changes the density by that factor
+        log_scales = segments * math.log(self.first_weight)
+        return log_variances - log_scales + log_weight
 
 
 def _sums_without_first(whitened: Series) -> Series:
@@ -526,7 +535,7 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     """
     centred = values - np.median(values)
     shapes, is_decay = _unit_shapes(values.size)
-    # the fit of a level alone, and of a level plus each shape, by coefficient
+    # The fit of a level alone, and of a level plus each shape, by coefficient. A slope is the size of a shape.
     level_scores = np.empty(coefficients)
     shape_scores = np.empty((coefficients, len(shapes)))
     slopes = np.empty((coefficients, len(shapes)))

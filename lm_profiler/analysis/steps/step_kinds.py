@@ -65,24 +65,27 @@ def _clusters(values: Series) -> list[NDArray[np.bool_]]:
     if not values.size:
         return []
     order = np.argsort(values)
-    # the sorted values are divided at each wide gap
+    # The sorted values are divided at each wide gap. A group holds the indices of its values.
     ends = np.flatnonzero(np.diff(values[order]) >= _GAP) + 1
     groups = [group for group in np.split(order, ends) if group.size >= _FEWEST]
-    spread = max((float(values[group].std()) for group in groups), default=0.0)
+    widest_std = max((float(values[group].std()) for group in groups), default=0.0)
     for lower, upper in pairwise(groups):
         gap = float(values[upper].min() - values[lower].max())
-        if gap < _GAP_IN_SPREADS * spread:
+        if gap < _GAP_IN_SPREADS * widest_std:
             return []
     clusters = []
     for group in groups:
-        members = np.zeros(values.size, bool)
-        members[group] = True
-        clusters.append(members)
+        is_member = np.zeros(values.size, bool)
+        is_member[group] = True
+        clusters.append(is_member)
     return clusters
 
 
 def _has_order(members: NDArray[np.bool_]) -> bool:
-    """Return whether ``members`` occur together, or earlier or later than the others, more than by chance."""
+    """Return whether ``members`` occur together, or earlier or later than the others, more than by chance.
+
+    ``members`` is the (n,) mask of the steps of one kind.
+    """
     count = members.size
     member_count = int(members.sum())
     other_count = count - member_count

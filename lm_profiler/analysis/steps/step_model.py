@@ -69,6 +69,7 @@ _SMALL_LOG = math.log1p(SMALLEST_EFFECT)
 _WIDEST = 10.0  # the widest half interval, in logarithms
 # The first steps are no warm-up if this many later steps are as slow.
 _ALIKE_LATER = 2
+_FEWEST_REMAINING = 6  # with fewer steps, outliers among them are not recognised
 
 
 class Parts(NamedTuple):
@@ -83,7 +84,9 @@ class Parts(NamedTuple):
 class StepModel:
     """The model of the times of n steps; indices of steps start at 0.
 
-    Figures describe a stretch of the steps, [begin, end): the longest level, or all steps of a trend.
+    Figures describe a stretch of the steps, [begin, end): the longest level, or all steps of a trend. An inlier is a
+    step that is not odd. The classes of steps are the base of the pattern (0) and each of its slow phases (1 + phase);
+    regular steps are inliers of the base. Without a pattern, all steps are of class 0.
     """
 
     seconds: Series  # (n,) the times of the steps
@@ -215,12 +218,15 @@ class StepModel:
 
     @cached_property
     def weights(self) -> Series:
-        """The weight of each step of the stretch in its mean; the sum is 1."""
+        """The weight of each step of the stretch in its mean; the sum is 1.
+
+        Each class has the weight that it has in a whole period, whatever the number of its steps in the stretch.
+        """
         classes = self._in_stretch(self._classes)
         weights = np.zeros(classes.size)
         for label, share in self._class_shares.items():
-            members = classes == label
-            weights[members] = share / members.sum()
+            is_member = classes == label
+            weights[is_member] = share / is_member.sum()
         return weights
 
     def interval_of(self, values: Series) -> Interval | None:
@@ -273,7 +279,7 @@ class StepModel:
         """The share of each class in a whole period, for the classes that occur in the stretch."""
         phase_counts: dict[int, int] = {}
         for label in np.unique(self._in_stretch(self._classes)).tolist():
-            phase_counts[label] = 1
+            phase_counts[label] = 1  # a slow phase is a class of its own
         if 0 in phase_counts:
             phase_counts[0] = self._period - len(self.slow_phases)
         total = sum(phase_counts.values())
@@ -295,15 +301,15 @@ class StepModel:
         is_inlier = self._is_inlier
         means = {}
         for label in self._class_shares:
-            members = classes == label
-            inliers = members & is_inlier
-            if inliers.any():
-                members = inliers
-            means[label] = float(stretch[members].mean())
+            is_counted = classes == label
+            is_inlier_of_class = is_counted & is_inlier
+            if is_inlier_of_class.any():
+                is_counted = is_inlier_of_class
+            means[label] = float(stretch[is_counted].mean())
         return means
 
     def _inlier_mean(self, values: Series) -> float:
-        """Return the mean that a series would have without odd steps."""
+        """Return the mean over the stretch that a series would have without odd steps; classes weigh as in a period."""
         means = self._class_means(values)
         return sum(share * means[label] for label, share in self._class_shares.items())
 
@@ -326,6 +332,7 @@ class StepModel:
         if trend_squares > 0.0:
             # without what a regression on the trend explains
             residuals = residuals - trend * float(trend @ residuals) / trend_squares
+        # a series with the mean of the inliers, and only the noise around it
         return mean_interval(float(inliers.mean()) + residuals)
 
     def _weighted_inlier_interval(self, values: Series) -> Interval | None:
@@ -382,7 +389,10 @@ def _margins_of_costs(costs: Series) -> tuple[float, float]:
 
 
 def _interval_around(mean: float, half: float, lag1: float) -> Interval:
-    """Return an interval around ``mean`` that is symmetric in logarithms, because a time is never negative."""
+    """Return an interval around ``mean`` that is symmetric in logarithms, because a time is never negative.
+
+    ``half`` is the half width that it has approximately, in the unit of the mean.
+    """
     if mean <= 0.0:
         return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
     factor = math.exp(min(half / mean, _WIDEST))
@@ -415,6 +425,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     cut = warm_up.steps
     course = warm_up.course
 
+    # by which share each step differs from its level
     distances = np.abs(np.expm1(logs[cut:] - course.fitted))
     odd = np.zeros(count, bool)
     odd[cut:] = warm_up.is_outlier & (distances >= ODD)
@@ -507,6 +518,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     are_equal = float(np.ptp(regular_s)) <= target / 2.0 * level.mean
     if are_equal:
         return True
+    # the effective sample size of AR(1) values
     independent_steps = regular_s.size * (1.0 - level.lag1) / (1.0 + level.lag1)
     widening = max(1.0, _INDEPENDENT_STEPS / independent_steps)
     return half_width * widening <= target
@@ -575,8 +587,8 @@ def _leading_outliers(logs: Series) -> int:
     One normal step may be between two of them. A slow step is no warm-up if later steps are as slow.
     """
     cut = 0
-    half = logs.size // 2
-    while cut < half and logs.size - cut >= 6:
+    half = logs.size // 2  # a warm-up is at most the first half
+    while cut < half and logs.size - cut >= _FEWEST_REMAINING:
         remaining_logs = logs[cut:]
         _, is_outlier = without_outliers(remaining_logs)
         is_slow = is_outlier & (remaining_logs > np.median(remaining_logs))
@@ -602,6 +614,7 @@ def _leading_high_levels(course: Course, most_values: int) -> int:
     """
     level_by_value = np.repeat(course.levels, np.diff(course.edges))
     high_values = 0
+    # the last level, which nothing follows, has no end in this list
     for level_end, level in zip(course.edges[1:-1], course.levels, strict=False):
         usual_later = float(np.median(level_by_value[level_end:]))
         is_high = level >= usual_later + _SMALL_LOG
@@ -622,7 +635,7 @@ def steadiness(
     Args:
         model: the model of these steps.
         recompilations: the number of recompilations in them.
-        parts_s: (n,) seconds of each part in the same steps; they show which part causes a pattern.
+        parts_s: by part, (n,) its seconds in the same steps; they show which part causes a pattern.
         first_step: the number in the run of the first measured step.
     """
     level = model.level
@@ -669,7 +682,11 @@ def steadiness(
 def _pattern_record(
     pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]
 ) -> StepPattern:
-    """Return the record's entry for a pattern: its period, slow phases, their excess, and the part that causes it."""
+    """Return the record's entry for a pattern: its period, slow phases, their excess, and the part that causes it.
+
+    ``parts_s`` holds by part (n,) the seconds of each step.
+    """
+    # how much the pattern adds to the mean of each part of the step
     costs_s = {
         part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()
     }

@@ -65,6 +65,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
         is_minority = split.is_minority(unexplained.size)
         base = np.median(unexplained[~is_minority])
         difference = float(np.median(unexplained[is_minority]) - base)
+        # two differences in opposite directions may add up to ``smallest``
         if abs(difference) < smallest / 2:
             break
         unexplained[is_minority] -= difference
@@ -176,6 +177,7 @@ def _has_separate_minority(split: _Split, residuals: Series) -> bool:
     other_values = residuals[~is_minority]
     minority_size = minority_values.size
 
+    # the values of the minority that are beyond 90 % of the others, on either side
     count_above = int((minority_values > np.quantile(other_values, 0.9)).sum())
     count_below = int((minority_values < np.quantile(other_values, 0.1)).sum())
     fewest_beyond = max(_FEWEST_DIFFERENT, 0.75 * minority_size)
@@ -195,7 +197,9 @@ def _has_separate_minority(split: _Split, residuals: Series) -> bool:
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:
     """Return the log of the chance that two random sets of ``size`` out of ``count`` share ``overlap`` or more."""
-    ways = 0
+    # the number of second sets that share so many with a given first set (hypergeometric)
+    sets = 0
     for shared in range(overlap, size + 1):
-        ways += math.comb(size, shared) * math.comb(count - size, size - shared)
-    return math.log(ways) - math.log(math.comb(count, size))
+        sets += math.comb(size, shared) * math.comb(count - size, size - shared)
+    all_sets = math.comb(count, size)
+    return math.log(sets) - math.log(all_sets)

@@ -89,7 +89,7 @@ def world_of(record: RunRecord | None) -> int | None:
 
 
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
-    """Return the median step time of each rank, in seconds."""
+    """Return the median step time of each rank, in seconds on the host's clock, in the order of ranks."""
     table = StepTable.from_rows(rows)
     step_s = table.host_seconds[:, TIMED.index("step")]
     medians = []
@@ -301,6 +301,7 @@ def mean_counts(
     for counts in ranks:
         figures = []
         for count in _counts_of_steps(counts, steps):
+            # the fields of ``BatchCount`` after ``step`` are those of ``MeanCounts``, in the same order
             _, batches, *sizes = count
             known_batches = batches or None  # 0 means unknown, too
             figures.append([known_batches, *sizes])
@@ -325,7 +326,7 @@ def short_steps(
     samples_by_step: dict[int, int] = {}
     for step, count in zip(steps, _counts_of_steps(ranks[0], steps), strict=True):
         if count.samples is None:
-            return {}
+            return {}  # with an unknown step, the median is unknown
         samples_by_step[step] = count.samples
     usual = float(np.median(list(samples_by_step.values())))
     return {
@@ -425,6 +426,7 @@ def lasting_step_s(
     workers = max(loader.workers or 0, 1)
     if made_batches < _FEWEST_MADE * workers:
         return None
+    # in the long run the loop uses batches as fast as they are made
     return mean_s * used_batches / made_batches
 
 
@@ -459,6 +461,7 @@ def steps_after(
     begin = warmup
     end = None
     if begin is None:
+        # the run's own stretch, which is counted from its first measured step
         recorded_warmup = sum(row.stage == "warmup" for row in rows)
         stretch = slice(0, None) if entry.record is None else entry.record.stretch
         begin = recorded_warmup + stretch.start
@@ -482,9 +485,8 @@ def first_step(entry: Entry) -> StepRow | None:
 
 def _recorded(entry: Entry) -> list[StepRow]:
     """Return the steps of ``entry``, those of its warm-up included, each the mean over the ranks."""
-    return mean_over_ranks(
-        entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record)
-    )
+    rows = entry.rows.of_stages("warmup", "measure").timed
+    return mean_over_ranks(rows, world_of(entry.record))
 
 
 # returns for the run in a folder the batch counts of each rank; nothing if they are unknown
@@ -564,7 +566,8 @@ def _cut_entry(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -
     figures["steadiness"] = None
     figures["verdict"] = None
     cut_entry = replace(entry, cut=cut, record=record.model_copy(update=figures))
-    cut_entry.__dict__["rows"] = entry.rows  # read once for all settings
+    # fills the cached property, so that the file is read once for all settings
+    cut_entry.__dict__["rows"] = entry.rows
     return cut_entry
 
 

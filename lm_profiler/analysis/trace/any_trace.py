@@ -123,19 +123,7 @@ def read_any_trace(
         )
     if process is None and process_name is not None:
         _check_process(packed, process_name)
-    if step_name is not None:
-        packed.steps = _steps_named(packed, is_step, step_name)
-    if part is not None:
-        packed.steps = part.steps
-    if not packed.phases:
-        packed.phases = named_phases(packed)
-    if step_name is not None:
-        packed.remove_stretches(_time_between(packed))
-    packed.steps = [step for step in packed.steps if step.end > step.start]
-    source: StepSource = "ProfilerStep" if step_name is None else "range"
-    if not packed.steps:
-        source = "whole"
-        packed.steps = [_whole_trace(packed)]
+    source = _choose_steps(packed, part, is_step, step_name)
     work = traced_work(packed)
     if not work.pieces:
         raise ValueError("nothing ran in its steps")
@@ -156,6 +144,35 @@ def read_any_trace(
         process=process,
         processes=processes,
     )
+
+
+def _choose_steps(
+    packed: PackedTrace,
+    part: TracePart | None,
+    is_step: Callable[[str], bool],
+    step_name: str | None,
+) -> StepSource:
+    """Set the steps of ``packed``, and its phases if it has none; return where the steps come from.
+
+    Args:
+        packed: the trace. If its steps are named by the user, the time between them is removed.
+        part: the part of the trace that was read, which has steps of its own; None for all of it.
+        is_step: returns whether a range is a step, by its name.
+        step_name: the name of the ranges that are its steps; None for the profiler's own steps.
+    """
+    if step_name is not None:
+        packed.steps = _steps_named(packed, is_step, step_name)
+    if part is not None:
+        packed.steps = part.steps
+    if not packed.phases:
+        packed.phases = named_phases(packed)
+    if step_name is not None:
+        packed.remove_stretches(_time_between(packed))
+    packed.steps = [step for step in packed.steps if step.end > step.start]
+    if not packed.steps:
+        packed.steps = [_whole_trace(packed)]
+        return "whole"
+    return "ProfilerStep" if step_name is None else "range"
 
 
 def _whole_trace(packed: PackedTrace) -> Range:
@@ -205,6 +222,7 @@ def _read_packed(
         events = limited_events(all_events, most_events)
         return PackedTrace(events, any_program=True), None
     except TooManyEvents:
+        # read again to choose the part, and then to keep its events
         all_events = _events_in_file(path, {}, process, report_position)
         part = chosen_part(all_events, is_step, most_events)
     all_events = _events_in_file(path, metadata, process, report_position)
@@ -226,6 +244,7 @@ def _events_in_file(
 
 
 def _check_process(packed: PackedTrace, process_name: str) -> None:
+    """Raise ValueError if the process of the trace, of which there is only one, has another name."""
     names = sorted({process for process, _ in packed.threads})
     if process_name not in names:
         raise ValueError(
@@ -282,13 +301,13 @@ def named_phases(packed: PackedTrace) -> list[Range]:
         if phase is not None:
             ranges.append(Range(annotation.start, annotation.end, phase))
 
-    phase_of_number = {}
+    # torch's own ranges, some of which are operators in the trace; by the number of their name
+    phase_of_number: dict[int, str] = {}
     for number, name in enumerate(packed.names):
-        is_torch_range = name is not None and name.startswith(tuple(_TORCH_RANGES))
-        if name is not None and is_torch_range:
-            phase_of_number[number] = phase_named(name)
+        if name is not None and name.startswith(tuple(_TORCH_RANGES)):
+            phase_of_number[number] = phase_named(name) or ""
     for start, end, number in packed.operators_named(list(phase_of_number)):
-        ranges.append(Range(start, end, phase_of_number[number] or ""))
+        ranges.append(Range(start, end, phase_of_number[number]))
     return innermost(ranges)
 
 

@@ -119,7 +119,7 @@ class _Survey:
 
 
 def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]:
-    """Yield ``events``; raise TooManyEvents if more than ``most_events`` of them are relevant."""
+    """Yield ``events``; raise TooManyEvents once more than ``most_events`` of them are relevant."""
     count = 0
     for event in events:
         if isinstance(event, OperatorEvents):
@@ -169,7 +169,9 @@ def chosen_part(
 def outermost(ranges: Iterable[Range]) -> list[Range]:
     """Return the ranges that do not begin within another one, ordered by start."""
     chosen: list[Range] = []
-    for annotation in sorted(ranges, key=lambda found: (found.start, -found.end)):
+    # a range comes before those within it, even if they have the same start
+    outer_first = sorted(ranges, key=lambda span: (span.start, -span.end))
+    for annotation in outer_first:
         if not chosen or annotation.start >= chosen[-1].end:
             chosen.append(annotation)
     return chosen
@@ -187,16 +189,13 @@ def _add_to_survey(
     try:
         survey.event_counts.add([start_of(event)])
         name = event.get("name")
-        if (
-            event["cat"] == "user_annotation"
-            and isinstance(name, str)
-            and is_step(name)
-        ):
+        is_range = event["cat"] == "user_annotation" and isinstance(name, str)
+        if is_range and is_step(name):
             start, length = span_of(event)
             if length > 0:
                 survey.steps.append(Range(start, start + length, name))
     except DamagedEvent:
-        return
+        return  # ``PackedTrace`` counts the damage
 
 
 def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:

@@ -256,6 +256,7 @@ def _kernels_ns(
     stretches: Sequence[_Stretch], pieces: Iterable[tuple[Piece, float]]
 ) -> list[float]:
     """Return the time of the kernels that were launched in each of ``stretches``."""
+    # Stretches do not overlap, so that the start identifies one.
     ns_by_start = {stretch.start: 0.0 for stretch in stretches}
     for piece, own_ns in pieces:
         stretch = _range_at(piece.launched_at, stretches)

@@ -159,6 +159,7 @@ class PackedTrace:
         self.has_device = len(self._device_rows) > 0
 
     def _remove_time_between_steps(self) -> None:
+        """Remove the time that the instruments marked as outside the steps, such as a validation."""
         stretches = []
         for phase in self.phases:
             if phase.name == BETWEEN_STEPS:
@@ -215,6 +216,7 @@ class PackedTrace:
         spans = module_rows[:, [START, LENGTH, THREAD]].tolist()
         event_names = [self.names[number] or "" for number in module_rows[:, VALUE]]
 
+        # Each path becomes a name with a number, to which the rows then refer.
         number_by_name = {name: number for number, name in enumerate(self.names[:-1])}
         path_numbers = []
         for path in nested_names(spans, event_names):
@@ -386,6 +388,7 @@ def innermost(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _outer_first_key(name_range: Range) -> tuple[int, int]:
+    """Return a sort key: by start, and of equal starts the longest range, which holds the others, first."""
     return name_range.start, -name_range.end
 
 
@@ -453,19 +456,22 @@ class _Packing:
             self.damaged_events[str(damage)] += 1
 
     def processes(self, host_rows: Rows, device_rows: Rows) -> list[TraceProcess]:
-        """Return the processes that did the work in the rows; with their devices only if there are several."""
+        """Return the processes that did the work in the rows; with their devices only if there are several.
+
+        Steps and launches were counted while events were added; operators are counted here.
+        """
         process_of_thread = [process for process, _ in self.threads]
         is_operator = host_rows[:, KIND] == OPERATOR
         threads, counts = np.unique(host_rows[is_operator, THREAD], return_counts=True)
         for thread, calls in zip(threads.tolist(), counts.tolist(), strict=True):
             self.process_counts.operators[process_of_thread[thread]] += calls
-        processes = self.process_counts.names(has_device=len(device_rows) > 0)
-        if len(processes) < 2:
-            return self.process_counts.with_devices(processes, {}, {})
+        names = self.process_counts.names(has_device=len(device_rows) > 0)
+        if len(names) < 2:
+            return self.process_counts.with_devices(names, launches={}, work={})
 
         launches = self._launches_by_process(host_rows)
         work = self._work_by_track(device_rows)
-        return self.process_counts.with_devices(processes, launches, work)
+        return self.process_counts.with_devices(names, launches, work)
 
     def _launches_by_process(self, host_rows: Rows) -> dict[str, dict[int, Launch]]:
         """Return the launches of each process, by their correlation numbers."""
@@ -527,6 +533,7 @@ class _Packing:
         starts_ns = nanoseconds(events.starts)
         lengths_ns = nanoseconds(events.lengths)
         self._operators.append(np.array((starts_ns, lengths_ns, callers, inputs)))
+        # the runs of nodes of autograd's graph
         for index, caller_text in enumerate(events.callers):
             if _NODE_RUN in caller_text:
                 node_fields = dict(_NODE_NUMBERS.findall(events.arguments[index]))

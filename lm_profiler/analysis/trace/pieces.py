@@ -222,7 +222,7 @@ def _operators_between(
         number,
         inputs,
         own_ns,
-        is_again,
+        is_overload,
         phase,
     ) in rows:
         name = packed.names[name_number] or ""
@@ -242,7 +242,7 @@ def _operators_between(
             inputs=packed.inputs[inputs],
             own_ns=own_ns,
             caller=packed.names[caller],
-            is_overload=is_again,
+            is_overload=is_overload,
         )
 
 
@@ -312,13 +312,13 @@ def union_of_intervals(
     start = np.clip(all_starts[order], begin, end)
     stop = np.clip(all_ends[order], begin, end)
     # the latest end of this interval and all before it: one that starts later begins a new part of the union
-    reached = np.maximum.accumulate(stop)
+    latest_end = np.maximum.accumulate(stop)
     begins_part = np.ones(len(order), dtype=bool)
-    begins_part[1:] = start[1:] > reached[:-1]
+    begins_part[1:] = start[1:] > latest_end[:-1]
     # An interval ends a part if the next one begins a part. np.roll puts the first one, which begins a part, after the
     # last one.
     ends_part = np.roll(begins_part, -1)
-    return start[begins_part], reached[ends_part]
+    return start[begins_part], latest_end[ends_part]
 
 
 def own_times_ns(
@@ -341,9 +341,10 @@ def own_times_ns(
     # An interval owns what is covered neither by earlier intervals of its rank, nor by any interval of a lower rank.
     for level in np.unique(rank):
         same_rank = order[rank[order] == level]
-        reached = np.maximum.accumulate(stop[same_rank])
+        # what earlier intervals of this rank leave: from the latest of their ends on
+        latest_end = np.maximum.accumulate(stop[same_rank])
         uncovered_from = start[same_rank].copy()
-        np.maximum(uncovered_from[1:], reached[:-1], out=uncovered_from[1:])
+        np.maximum(uncovered_from[1:], latest_end[:-1], out=uncovered_from[1:])
         uncovered_until = np.maximum(stop[same_rank], uncovered_from)
         is_lower_rank = rank < level
         hidden_ns = covered_ns(
@@ -379,6 +380,7 @@ def covered_ns(
     def covered_until(moment: Times) -> Times:
         """Return how many nanoseconds before each moment are covered."""
         parts_begun = np.searchsorted(part_starts, moment, side="right")
+        # the part that began last; before the first part it is -1, whose values are not used
         last_part = parts_begun - 1
         in_last_part = np.minimum(moment, part_ends[last_part]) - part_starts[last_part]
         covered = covered_before_part[last_part] + in_last_part

@@ -93,6 +93,7 @@ def _header_and_rest(file: TextIO) -> tuple[str, str]:
     text = ""
     begin = None
     while begin is None:
+        # at least as many characters as before, because all of the text is searched again
         characters = file.read(max(_CHUNK_CHARACTERS, len(text)))
         text += characters
         begin = _EVENTS_BEGIN.search(text)
@@ -117,7 +118,7 @@ def _events_of_text(
         ValueError: it is not a whole trace.
     """
     header, text = _header_and_rest(file)
-    is_list_alone = not header
+    is_list_alone = not header  # a file that is nothing but the list of events
 
     while True:
         report_position(_bytes_read(file))
@@ -127,6 +128,7 @@ def _events_of_text(
         yield from events
         if is_end:
             break
+        # the beginning of an event that has not been read completely
         rest = rest[position:]
         text = rest + _next_characters(file, held=rest)
 

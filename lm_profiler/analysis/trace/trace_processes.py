@@ -168,6 +168,7 @@ def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> Trace
 
 
 def _importance_key(process: TraceProcess) -> tuple[bool, int]:
+    """Return a sort key: processes with steps come after those without, and those with the most work last."""
     return process.steps > 0, process.launches + process.operators
 
 
@@ -224,7 +225,10 @@ def _processes_of_tracks(
     launches: LaunchesByProcess,
     work: WorkByTrack,
 ) -> tuple[dict[Track, str], bool]:
-    """Return the process of each track, if it is known, and whether this is only assumed from their order."""
+    """Return the process of each track, if it is known, and whether this is only assumed from their order.
+
+    Three ways are tried until all tracks have a process: by labels, by launches, and by order.
+    """
     owners = _owners_by_label(names, work)
     if len(owners) == len(work):
         return owners, False
@@ -293,7 +297,8 @@ def _likely_owners(
         count = 0
         for piece in pieces:
             launch = launches_by_number.get(piece.correlation)
-            count += launch is not None and _may_launch(launch, piece)
+            if launch is not None and _may_launch(launch, piece):
+                count += 1
         fitting_counts[name] = count
     highest_count = max(fitting_counts.values(), default=0)
     if not highest_count:
@@ -305,22 +310,28 @@ def _may_launch(launch: Launch, piece: DeviceWork) -> bool:
     """Return whether ``launch`` may have launched ``piece``: it is earlier, and both or neither of them are copies."""
     if launch.start > piece.start:
         return False
-    call, name = launch.call_name.lower(), piece.name.lower()
-    return all((word in call) == name.startswith(word) for word in _COPY_WORDS)
+    call_name = launch.call_name.lower()
+    work_name = piece.name.lower()
+    for word in _COPY_WORDS:
+        is_call_for_copies = word in call_name
+        is_copy = work_name.startswith(word)
+        if is_call_for_copies != is_copy:
+            return False
+    return True
 
 
 def _leave_to_others(candidates: dict[Track, list[str]]) -> None:
     """If a track has only one candidate left, remove it from all other tracks; repeat until nothing changes."""
     settled: set[Track] = set()
     while True:
-        next_track = None
+        settled_track = None
         for track, names in candidates.items():
             if len(names) == 1 and track not in settled:
-                next_track = track
-        if next_track is None:
+                settled_track = track
+        if settled_track is None:
             return
-        settled.add(next_track)
-        [owner] = candidates[next_track]
+        settled.add(settled_track)
+        [owner] = candidates[settled_track]
         for names in candidates.values():
             if len(names) > 1 and owner in names:
                 names.remove(owner)

@@ -80,7 +80,11 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
 
 
 def _nesting_of(rows: Rows) -> _Nesting:
-    """Return the nesting of the events, by following each thread in time; the last of ``rows`` stands for no event."""
+    """Return the nesting of the events, by following each thread in time.
+
+    ``rows`` are those of ``PackedTrace.host_rows`` (ordered by start, the outer range first), and a last row that
+    stands for no event.
+    """
     none = len(rows) - 1
     around = [none] * len(rows)
     operator = [none] * len(rows)
@@ -95,17 +99,18 @@ def _nesting_of(rows: Rows) -> _Nesting:
         stack = open_ranges[thread]
         while stack and ends[stack[-1]] <= start:
             stack.pop()
-        inner = stack[-1] if stack else none
-        around[index] = inner
+        innermost = stack[-1] if stack else none
+        around[index] = innermost
+        # ``value`` is the number of the link, or of the name of a module
         if kind == FORWARD_LINK:
-            module_of_link[value] = module[inner]
+            module_of_link[value] = module[innermost]
         elif kind == BACKWARD_LINK:
             # The range around the link belongs to the module of its forward pass.
             if stack:
-                module[inner] = module_of_link.pop(value, module[inner])
+                module[innermost] = module_of_link.pop(value, module[innermost])
         else:
-            operator[index] = index if kind == OPERATOR else operator[inner]
-            module[index] = value if kind == MODULE else module[inner]
+            operator[index] = index if kind == OPERATOR else operator[innermost]
+            module[index] = value if kind == MODULE else module[innermost]
             if kind != LAUNCH:
                 stack.append(index)
     return _Nesting(
@@ -119,6 +124,7 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
     start, length, _, kind, value, inputs = rows.T
     is_operator = kind == OPERATOR
     name = np.where(is_operator, value, NONE)
+    # the row of the operator around each event, and the number of its name
     parent = nesting.operator[nesting.around]
     caller = name[parent]
     # An operator may call another overload of itself: the caller is then the caller of the first one.

@@ -76,8 +76,8 @@ class _TotalCost:
     _seconds: float = 0.0
 
     def add(self, seconds: float, step: int, at_s: float) -> list[LongDurations]:
-        """Add a duration, and update the event; return it if it is new."""
-        # Several durations may be handed over at once, with the same time.
+        """Add a duration that ended at ``at_s``, and update the event; return it in a list if it is new."""
+        # The first durations only show when the time began. Several of them may be handed over at once, with one time.
         if self._began_s is None or at_s <= self._began_s:
             self._began_s = at_s
             return []
@@ -186,7 +186,8 @@ class Durations:
                 self._changed.append(drift)
             return True
         shortest_s = min(duration.seconds for duration in self._last_durations)
-        if shortest_s < _GREW_RATIO * reference_s or seconds - reference_s < least_s:
+        are_all_longer = shortest_s >= _GREW_RATIO * reference_s
+        if not are_all_longer or seconds - reference_s < least_s:
             return False
         first = self._last_durations[0]
         # if the first durations of the run increased already, the very first one is what to compare with

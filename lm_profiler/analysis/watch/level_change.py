@@ -82,6 +82,7 @@ class LevelChange:
 
     def _part_with(self, share: float) -> str | None:
         """Return the part that changed most, if it makes up at least ``share`` of the change."""
+        # (PARTS,) without the whole step, which is the last entry of a level
         differences_s = (self.after_s - self.before_s)[:-1]
         largest = int(np.abs(differences_s).argmax())
         if abs(differences_s[largest]) < share * abs(self.size_s):
@@ -108,10 +109,12 @@ class LevelChange:
     @property
     def is_uniform(self) -> bool:
         """Whether all parts have changed by about the same ratio."""
+        # (PARTS,) each; the last entry of a level, the whole step, is left out
         differences_s = (self.after_s - self.before_s)[:-1]
-        # the differences if each part had changed by the ratio of the whole step
-        uniform_s = self.before_s[:-1] * (self.size_s / float(self.before_s[-1]))
-        deviation_s = float(np.abs(differences_s - uniform_s).sum())
+        ratio_of_step = self.size_s / float(self.before_s[-1])
+        differences_if_uniform_s = ratio_of_step * self.before_s[:-1]
+        deviations_s = np.abs(differences_s - differences_if_uniform_s)
+        deviation_s = float(deviations_s.sum())
         return deviation_s < _UNIFORM * abs(self.size_s)
 
     @property
@@ -129,7 +132,7 @@ class LevelChange:
         return earlier.is_undone_at(self.after_s)
 
     def is_undone_at(self, level_s: Seconds) -> bool:
-        """Return whether ``level_s``, by part, is about the level that was before this change."""
+        """Return whether ``level_s`` is about the level before this change, by its last entry: the whole step."""
         log_before = math.log(self.before_s[-1])
         distance = abs(math.log(level_s[-1]) - log_before)
         return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)

@@ -130,9 +130,8 @@ class _UnconfirmedChange(NamedTuple):
 
     change: LevelChange
     begin_step: int  # the first step of the first block of the new level
-    is_part_of_line: (
-        bool  # whether a line fits the blocks before and after better than two levels
-    )
+    # whether a line fits the blocks before and after better than two levels
+    is_part_of_line: bool
 
 
 class LevelFollower:
@@ -279,30 +278,31 @@ class LevelFollower:
         most_blocks = min(_RECENT, len(logs) - fewest)
         if most_blocks < 2:
             return None
-        noise, differences = self._std_of_block(most_blocks)
+        noise, difference_count = self._std_of_block(most_blocks)
         if noise is None:
             return None
 
         # The arrays have one entry for each number of last blocks: 2, 3, …
         counts = np.arange(2, most_blocks + 1)
         reference_counts = np.minimum(_REFERENCE, len(logs) - counts)
-        centers = self._estimated_levels(reference_counts)
-        last_logs = logs[::-1][:most_blocks]
-        sizes = winsorized_differences(last_logs, centers)
-        errors = noise * np.sqrt(1.0 / counts + 1.0 / reference_counts)
-        scores = np.abs(sizes) / errors
+        references = self._estimated_levels(reference_counts)
+        last_logs = logs[::-1][:most_blocks]  # the last block first
+        sizes = winsorized_differences(last_logs, references)
+        standard_errors = noise * np.sqrt(1.0 / counts + 1.0 / reference_counts)
+        scores = np.abs(sizes) / standard_errors
         # less certain if the noise is estimated from few differences (as with Student's t)
-        scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))
-        is_settling = len(self._blocks) <= _SETTLING
+        scores *= math.sqrt(1.0 - 4.0 / (difference_count + 4.0))
+        is_warming_up = len(self._blocks) <= _SETTLING
         smallest = self.smallest_change
-        if is_settling:
+        if is_warming_up:
             smallest = max(smallest, _SMALLEST_EARLY_CHANGE)
         scores[np.abs(sizes) < smallest] = 0.0
 
         best = int(scores.argmax())
         if scores[best] <= _THRESHOLD:
             return None
-        onset = self._split(self._level_begin, float(centers[best]), float(sizes[best]))
+        old_level = float(references[best])
+        onset = self._split(self._level_begin, old_level, size=float(sizes[best]))
         return onset if self._is_change_of_most_steps(onset) else None
 
     def _estimated_levels(
@@ -315,15 +315,15 @@ class LevelFollower:
         fewest = int(reference_counts.min())
         most = int(reference_counts.max())
         blocks = self._blocks[self._level_begin : self._level_begin + most]
-        centers = np.zeros(most + 1)  # index: the number of blocks
+        levels = np.zeros(most + 1)  # index: the number of blocks
         sorted_logs: list[float] = []
         for count, block in enumerate(blocks, 1):
             insort(sorted_logs, block.log_s)
             if count >= fewest:
                 quarter = count // 4
                 middle_logs = sorted_logs[quarter : count - quarter]
-                centers[count] = sum(middle_logs) / len(middle_logs)
-        return centers[reference_counts]
+                levels[count] = sum(middle_logs) / len(middle_logs)
+        return levels[reference_counts]
 
     def _std_of_block(self, recent: int) -> tuple[float | None, int]:
         """Return the standard deviation of a block, and the number of differences from which it was estimated.
@@ -331,8 +331,10 @@ class LevelFollower:
         The last ``recent`` blocks, in which the level may have changed, are left out. None if there are too few others.
         """
         end = len(self._blocks) - recent
+        # one later than the first block, because a difference is that from the block before
         begin = max(end - _NOISE_BLOCKS, 0) + 1
         squares = np.array(self._squared_differences[begin:end])
+        # NaN at a new level, and for merged blocks
         squares = squares[~np.isnan(squares)]
         if len(squares) < _FEWEST_DIFFERENCES:
             return None, 0
@@ -340,18 +342,20 @@ class LevelFollower:
         variance = float(squares.mean()) / 2.0
         return max(math.sqrt(variance), FINEST), len(squares)
 
-    def _split(self, begin: int, center: float, size: float) -> int:
-        """Return the index of the most likely first block of a new level, which differs by ``size`` from ``center``.
+    def _split(self, begin: int, old_level: float, size: float) -> int:
+        """Return the index of the most likely first block of a new level, which differs by ``size`` from ``old_level``.
 
-        The old level began with the block ``begin``.
+        Both are logarithms. The old level began with the block ``begin``.
         """
         logs = logs_of(self._blocks[begin:])
         # positive for blocks that are nearer to the new level than to the old one
         direction = math.copysign(1.0, size)
-        nearness = (logs - center - size / 2.0) * direction
+        middle = old_level + size / 2.0
+        nearness = (logs - middle) * direction
         # for each block, the sum from it to the last one; it is largest at the first block of the new level
         sums_to_end = np.cumsum(nearness[::-1])[::-1]
         onset = begin + int(sums_to_end.argmax())
+        # at least one block of the old level, and two of the new one
         first_possible = begin + 1
         last_possible = len(self._blocks) - 2
         return min(max(onset, first_possible), last_possible)
@@ -370,14 +374,15 @@ class LevelFollower:
             return True
         log_before = np.mean(logs_of(self._blocks[begin:onset]))
         log_after = np.mean(logs_of(self._blocks[onset:]))
-        size = float(log_after - log_before)
+        change_of_mean = float(log_after - log_before)
+        if abs(change_of_mean) < SMALLEST_EFFECT:
+            return False
         # The last column is the whole step.
         median_before_s = float(np.median(seconds_before[:, -1]))
         median_after_s = float(np.median(seconds_after[:, -1]))
-        size_of_median = math.log(median_after_s / median_before_s)
-        size_in_direction = size_of_median * math.copysign(1.0, size)
-        is_large = abs(size) >= SMALLEST_EFFECT
-        return is_large and size_in_direction >= _SHARE_OF_MEDIAN * abs(size)
+        change_of_median = math.log(median_after_s / median_before_s)
+        change_in_direction = change_of_median * math.copysign(1.0, change_of_mean)
+        return change_in_direction >= _SHARE_OF_MEDIAN * abs(change_of_mean)
 
     # -- a new level ---------------------------------------------------------------------------------------------------
 
@@ -407,11 +412,12 @@ class LevelFollower:
             self._remove_burst(burst, candidate.begin_step)
             return
 
-        self._squared_differences[onset] = math.nan
         # a block that holds steps of both levels belongs to neither
         starts_within_block = self._blocks[onset].first_step < step
         has_straddling_block = starts_within_block and len(blocks_after) > 1
         self._level_begin = onset + 1 if has_straddling_block else onset
+        # Differences across the change are not noise.
+        self._squared_differences[onset] = math.nan
         self._squared_differences[self._level_begin] = math.nan
         # a run that only becomes faster at its beginning has warmed up, which is no event
         is_only_change = not self._unconfirmed_changes and not self._last_changes
@@ -438,12 +444,8 @@ class LevelFollower:
         # Only the parts that changed much are considered, because they show the change most clearly.
         before_s = mean_seconds(blocks_before[-_REFERENCE:])
         after_s = mean_seconds(blocks_after[-_REFERENCE:])
-        differences_s = after_s - before_s
-        size_s = float(differences_s[-1])
-        in_direction_s = differences_s[:-1] * np.sign(size_s)
-        is_changed = in_direction_s >= _CHANGED_PART * abs(size_s)
-        if not is_changed.any():
-            is_changed = np.full(len(PARTS), True)
+        is_changed = _changed_parts(before_s, after_s)
+        # the last entry (or column) is the whole step
         old_level_s = before_s[:-1][is_changed].sum()
         new_level_s = after_s[:-1][is_changed].sum()
         step_s = seconds[:, :-1][:, is_changed].sum(axis=1)
@@ -456,11 +458,11 @@ class LevelFollower:
         nearness = (np.clip(step_s, lowest_s, highest_s) - middle_s) * direction
         # The sum is least at the last step of the old level.
         sums = np.cumsum(nearness)
-        last_index = int(sums.argmin())
+        last_of_old_level = int(sums.argmin())
         has_new_level_at_once = nearness[0] > 0 and sums.min() > 0
         if has_new_level_at_once:
             return int(steps[0])
-        return int(steps[min(last_index + 1, len(steps) - 1)])
+        return int(steps[min(last_of_old_level + 1, len(steps) - 1)])
 
     def _unconfirmed_change_undone_by(
         self, change: LevelChange
@@ -472,13 +474,17 @@ class LevelFollower:
         return None
 
     def _remove_burst(self, burst: _UnconfirmedChange, end_step: int) -> None:
-        """Remove the steps from the begin of ``burst`` to the end of the block that begins with ``end_step``."""
+        """Remove the steps from the begin of ``burst`` to the end of the block that begins with ``end_step``.
+
+        The level before the burst then goes on. Changes after it are dropped too.
+        """
         begin = self._index_of(burst.begin_step)
         end = self._index_of(end_step) + 1
         self._recent.remove(burst.begin_step, self._blocks[end - 1].last_step)
         del self._blocks[begin:end]
         del self._squared_differences[begin:end]
         if begin < len(self._squared_differences):
+            # its block before is gone
             self._squared_differences[begin] = math.nan
         self._level_begin = self._index_of(burst.change.before_since_step)
         del self._unconfirmed_changes[self._unconfirmed_changes.index(burst) :]
@@ -505,7 +511,10 @@ class LevelFollower:
         return abs(cost_s) >= min(least_s, _MOST_COST_S)
 
     def _report_unconfirmed(self) -> None:
-        """Report the unconfirmed changes one after the other, unless the level has come back to that before one."""
+        """Report the unconfirmed changes one after the other.
+
+        If the level has come back to that before one of them, that was a short burst, which is removed instead.
+        """
         level = self._blocks[self._level_begin :]
         current_s = mean_seconds(middle_half(level[-_REFERENCE:]))
         for candidate in self._unconfirmed_changes:
@@ -677,6 +686,7 @@ class LevelFollower:
         if any(are_jumps):
             last_jump = len(changes) - 1 - are_jumps[::-1].index(True)
             changes = changes[last_jump + 1 :]
+        # one level more than changes: change i is between the levels i and i + 1
         log_levels = np.log(np.array(_levels_around(changes)))
         for split in range(len(log_levels) - 1, 0, -1):
             earlier = log_levels[:split]
@@ -769,8 +779,9 @@ class LevelFollower:
     def _is_in_range(self, level_s: Seconds) -> bool:
         """Return whether ``level_s`` is in the range of the wandering level, or within half a range of its ends."""
         low_s, high_s = self._wandering_range_s
-        margin = math.sqrt(high_s / low_s)  # half of the range, in logarithms
-        return bool(low_s / margin <= level_s[-1] <= high_s * margin)
+        margin_factor = math.sqrt(high_s / low_s)  # half of the range, in logarithms
+        step_s = level_s[-1]
+        return bool(low_s / margin_factor <= step_s <= high_s * margin_factor)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
         """Count ``change`` as part of the event ``wandering``."""
@@ -824,13 +835,14 @@ class LevelFollower:
         is_small_piece = False
         drift = self._current_drift()
         if drift is not None and change.may_hide_in(drift):
-            size = abs(change.size_s)
+            size_s = abs(change.size_s)
+            drift_size_s = abs(drift.size_s)
             if drift.direction != change.direction:
-                is_piece = size <= _SMALL_AGAINST_DRIFT * abs(drift.size_s)
+                is_piece = size_s <= _SMALL_AGAINST_DRIFT * drift_size_s
                 if is_piece:
                     self._correct_current(run_is_over=False)
                 return is_piece
-            is_small_piece = size <= _SMALL_BESIDE_DRIFT * abs(drift.size_s)
+            is_small_piece = size_s <= _SMALL_BESIDE_DRIFT * drift_size_s
 
         rises_gradually = self._rises_gradually()
         has_many_stairs = rises_gradually or len(self._same_direction_changes) > _STAIRS
@@ -871,6 +883,7 @@ class LevelFollower:
             return False
         sum_of_jumps = 0.0
         for change in changes:
+            # The block of the change is left out: it may hold steps of both levels.
             index = self._index_of(change.since_step)
             begin = max(index - _BLOCKS_BESIDE_JUMP, 0)
             end = index + 1 + _BLOCKS_BESIDE_JUMP
@@ -878,7 +891,9 @@ class LevelFollower:
             logs_after = logs_of(self._blocks[index + 1 : end])
             if logs_before.size and logs_after.size:
                 sum_of_jumps += float(np.median(logs_after) - np.median(logs_before))
-        whole_rise = math.log(changes[-1].after_s[-1] / changes[0].before_s[-1])
+        first_level_s = changes[0].before_s[-1]
+        last_level_s = changes[-1].after_s[-1]
+        whole_rise = math.log(last_level_s / first_level_s)
         return abs(sum_of_jumps) < _SHARE_OF_JUMPS * abs(whole_rise)
 
     def _begin_of_drift(
@@ -891,21 +906,24 @@ class LevelFollower:
         """
         begin = None
         next_step = change.since_step
-        interval = None
+        next_interval = None
         for earlier in reversed(self.open_changes):
             if earlier.direction != change.direction:
                 break
             if earlier.course == "drift":
                 return earlier
             rise_after_s = abs(float(change.after_s[-1] - earlier.after_s[-1]))
-            if abs(earlier.size_s) > _JUMP_BEFORE_DRIFT * rise_after_s:
+            is_jump = abs(earlier.size_s) > _JUMP_BEFORE_DRIFT * rise_after_s
+            if is_jump:
                 break
-            steps = max(next_step - earlier.since_step, BLOCK)
-            is_slower = interval is not None and steps > _DRIFT_SLOWER * interval
+            interval = max(next_step - earlier.since_step, BLOCK)
+            is_slower = (
+                next_interval is not None and interval > _DRIFT_SLOWER * next_interval
+            )
             if is_slower and not has_many_stairs:
                 break
             begin = earlier
-            interval = steps
+            next_interval = interval
             next_step = earlier.since_step
         return begin
 
@@ -914,6 +932,7 @@ class LevelFollower:
         blocks = self._blocks[self._index_of(drift.before_since_step) :]
         knee = knee_of(blocks)
         drift.since_step = blocks[knee].first_step
+        # the level before is estimated from at least so many blocks, even if the drift begins within them
         blocks_before = max(knee, len(blocks) // 8, _FEWEST_BEFORE_DRIFT)
         level_before = blocks[: min(blocks_before, _REFERENCE)]
         drift.before_s = mean_seconds(middle_half(level_before))
@@ -922,6 +941,17 @@ class LevelFollower:
         """Return (TIMED,) the current level of ``drift``: the end of a line through its last blocks."""
         blocks = self._blocks[self._index_of(drift.since_step) :]
         return end_of_line(blocks[-_BLOCKS_AT_END:])
+
+
+def _changed_parts(before_s: Seconds, after_s: Seconds) -> NDArray[np.bool_]:
+    """Return (PARTS,) which parts make up much of a change between two levels; all parts if none does."""
+    differences_s = after_s - before_s
+    step_change_s = float(differences_s[-1])
+    in_direction_s = differences_s[:-1] * np.sign(step_change_s)
+    is_changed: NDArray[np.bool_] = in_direction_s >= _CHANGED_PART * abs(step_change_s)
+    if not is_changed.any():
+        return np.full(len(PARTS), True)
+    return is_changed
 
 
 def _range_of(wandering: LevelChange) -> tuple[float, float]:
@@ -939,9 +969,12 @@ def _ends_long_level(changes: Sequence[LevelChange]) -> bool:
         return False
     long_level_steps = first.since_step - first.before_since_step
     later_steps = changes[-1].since_step - first.since_step
-    if long_level_steps < _LONG_LEVEL * later_steps / len(later_changes):
+    # so many times the mean length of the later levels
+    least_steps = _LONG_LEVEL * later_steps / len(later_changes)
+    if long_level_steps < least_steps:
         return False
     log_before, *later_logs = np.log(np.array(_levels_around(changes)))
+    # positive for levels on the side of the first change
     distances = first.direction * (np.array(later_logs) - log_before)
     return bool(distances.min() >= _LEAST_DISTANCE)
 

@@ -113,13 +113,14 @@ class MachineSpeed:
         if not is_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
             self.usual_step_s = float(np.median(seconds[:, -1]))
-        # (blocks, PARTS), then the same for each step of a block
+        # (blocks, PARTS) by how much the machine lengthens each part; then (n, PARTS) the same for each step
         moves = np.array([self._usual_parts.moves_in(block) for block in blocks])
-        speed_factors = np.exp(-np.repeat(moves, BLOCK, axis=0))
-        parts_s = seconds[:, :-1] * speed_factors
+        moves_by_step = np.repeat(moves, BLOCK, axis=0)
+        parts_s = seconds[:, :-1] * np.exp(-moves_by_step)
         program_s = np.column_stack([parts_s, parts_s.sum(axis=1)])
         program_blocks = cut_into_blocks(steps, program_s)
-        self._follow(steps, logs_of(blocks) - logs_of(program_blocks))
+        slowness_logs = logs_of(blocks) - logs_of(program_blocks)
+        self._follow(steps, slowness_logs)
         return steps, program_s
 
     def take_changed(self) -> list[LevelChange]:
@@ -152,9 +153,8 @@ class MachineSpeed:
         if change.course in ("wanders", "alternates"):
             return change.log_size >= _LEAST_RANGE
         least = _LEAST_DRIFT if change.course == "drift" else _LEAST_CHANGE
-        return change.log_size >= max(
-            least, _UNUSUAL_RATIO * self._median_speed_change()
-        )
+        least_unusual = _UNUSUAL_RATIO * self._median_speed_change()
+        return change.log_size >= max(least, least_unusual)
 
     def _median_speed_change(self) -> float:
         """Return the median change of the speed over 50 blocks (a thousand steps), or a sixth of a shorter run.
@@ -165,7 +165,8 @@ class MachineSpeed:
         distance = min(_BLOCKS_APART, len(logs) // _DISTANCES_IN_RUN)
         if distance < _FEWEST_BLOCKS_APART:
             return math.inf
-        return float(np.median(np.abs(logs[distance:] - logs[:-distance])))
+        changes = np.abs(logs[distance:] - logs[:-distance])
+        return float(np.median(changes))
 
 
 class _UsualParts:
@@ -229,19 +230,22 @@ class _UsualParts:
             distances: (PARTS,) the distance of each part from its usual time.
             common_move: how far most parts have moved from their usual time.
         """
+        # All changes are those since the last block.
         common_change = common_move - self._last_common_move
         if abs(common_change) < _CHANGED_DISTANCE:
             return False
         # The one part must explain most of what the step has changed by: a short part may change by any factor.
         before_s = np.exp(self._logs + self._last_distances)
-        changes_s = np.exp(self._logs + distances) - before_s
-        largest = int(np.argmax(np.abs(changes_s)))
-        others_s = np.abs(changes_s).sum() - abs(changes_s[largest])
-        if abs(changes_s[largest]) < others_s:
+        after_s = np.exp(self._logs + distances)
+        changes_s = np.abs(after_s - before_s)
+        largest = int(np.argmax(changes_s))
+        other_changes_s = changes_s.sum() - changes_s[largest]
+        if changes_s[largest] < other_changes_s:
             return False
         largest_change = distances[largest] - self._last_distances[largest]
         is_far_beyond = abs(largest_change) - abs(common_change) > _LARGEST_DISTANCE
-        return bool(is_far_beyond and largest_change * common_change > 0.0)
+        is_same_direction = largest_change * common_change > 0.0
+        return bool(is_far_beyond and is_same_direction)
 
     def _common_move(self, distances: NDArray[np.float64]) -> float:
         """Return how far most parts have moved in the same direction.
@@ -260,8 +264,9 @@ class _UsualParts:
         are_near = np.abs(moves - np.median(moves)) <= _CHANGED_DISTANCE
         if are_near.sum() >= _FEWEST_PARTS:
             moves = moves[are_near]
+        # 60 % of the parts have moved by at least ``low``, and 60 % by at most ``high``
         low, high = np.quantile(moves, [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS])
-        if low > 0.0:  # 60 % of the parts are longer by at least this
+        if low > 0.0:
             return float(low)
         return min(float(high), 0.0)
 

@@ -96,9 +96,9 @@ class _Window:
         times_s = np.array(self.times_s)
         # The second half of the readings is the last window.
         grew_bytes = float(held_bytes[-1] - held_bytes[self.span.readings])
-        if grew_bytes < max(self.span.grew_share * float(held_bytes[0]), _GREW_BYTES):
-            return None
-        if rank_correlation(held_bytes) < _RISING:
+        least_bytes = max(self.span.grew_share * float(held_bytes[0]), _GREW_BYTES)
+        rises = rank_correlation(held_bytes) >= _RISING
+        if grew_bytes < least_bytes or not rises:
             return None
 
         last_index = len(held_bytes) - 1
@@ -115,10 +115,12 @@ class _Window:
 
     def last_slope(self) -> float | None:
         """Return bytes per second over the last window, whether the growth is steady or not."""
-        if len(self.held_bytes) < self.span.readings:
+        readings = self.span.readings  # of one window; up to two windows are kept
+        if len(self.held_bytes) < readings:
             return None
-        grew_bytes = self.held_bytes[-1] - self.held_bytes[-self.span.readings]
-        return grew_bytes / (self.times_s[-1] - self.times_s[-self.span.readings])
+        grew_bytes = self.held_bytes[-1] - self.held_bytes[-readings]
+        seconds = self.times_s[-1] - self.times_s[-readings]
+        return grew_bytes / seconds
 
 
 def _all_windows() -> list[_Window]:

@@ -76,7 +76,7 @@ def outside_steps(
     """
     if not steps:
         return []
-    events_by_kind: defaultdict[_Kind, list[_Event]] = defaultdict(list)
+    occurrences: defaultdict[_Kind, list[_Event]] = defaultdict(list)
     # There may be ten thousand steps and as many events, so each step must find its own events quickly.
     events_in_order = SpansInOrder(events)
     own_spans_in_order = SpansInOrder(
@@ -86,6 +86,7 @@ def outside_steps(
     usual = _usual_step(steps, first_steps)
     for index, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
+        # 1. the time outside any step: before this one, and while the loop had left it
         gaps = list(step.away_ns)
         if index:
             gap_before_step = (steps[index - 1].end_ns, step.begin_ns)
@@ -97,21 +98,25 @@ def outside_steps(
             gap_events = events_in_order.beginning(*gap)
             seconds_by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
             for kind, seconds in seconds_by_kind.items():
-                events_by_kind[kind].append(_Event(seconds, max(index, 1), is_timed))
+                # in the first step, the loop left that step: one step had begun
+                steps_before = max(index, 1)
+                occurrences[kind].append(_Event(seconds, steps_before, is_timed))
 
+        # 2. checkpoints that are written within the step
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
                 checkpoint_s = _checkpoint_s(span, step, usual.other_s)
                 checkpoint = _Kind(CHECKPOINT, in_step=True)
-                event = _Event(checkpoint_s, index + 1, is_timed)
-                events_by_kind[checkpoint].append(event)
+                event = _Event(checkpoint_s, steps_before=index + 1, is_timed=is_timed)
+                occurrences[checkpoint].append(event)
 
+        # 3. the excess of a step that begins an epoch
         if index in first_steps:
             for kind, seconds in _excess_of_first_step(step, usual).items():
-                events_by_kind[kind].append(_Event(seconds, index, is_timed))
+                occurrences[kind].append(_Event(seconds, index, is_timed))
 
     costs = []
-    for kind, kind_events in events_by_kind.items():
+    for kind, kind_events in occurrences.items():
         if kind.what != _INSTRUMENTS:
             costs.append(_long_run_cost(kind, kind_events, len(steps)))
     return sorted(costs, key=lambda cost: cost.per_step_s, reverse=True)
@@ -186,6 +191,7 @@ def _seconds_by_kind(
 
 
 def _kind_of(span: NamedSpan) -> _Kind:
+    """Return the kind of activity of ``span``, whose name is that of a hook except for checkpoints."""
     if span.what == CHECKPOINTS:
         return _Kind(CHECKPOINT)
     if span.what.endswith(f".{TRAIN_DATALOADER}"):
@@ -233,6 +239,7 @@ def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> se
 def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> OutsideSteps:
     """Return the cost per step of the ``events`` of one kind, with the frequency that they have in the long run."""
     seconds = [event.seconds for event in events]
+    # only these durations are those of an undisturbed run, if there are any
     timed_s = [event.seconds for event in events if event.is_timed]
     # The frequency is that up to the last event, but at most one event in the steps after it, which had none.
     steps_before_last = events[-1].steps_before

@@ -65,7 +65,7 @@ class RankReports:
     # lateness by rank and phase; only of ranks that were late at the last comparison
     _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)
 
-    def look(
+    def judge(
         self,
         now_s: float,
         reports: Mapping[int, WatchStatus],
@@ -122,7 +122,7 @@ class RankReports:
         self._lateness = {}
         events = []
         for index, rank in enumerate(times.ranks):
-            # (PARTS,) of this rank, and the median of the others
+            # (PARTS,) seconds per step of this rank, the median of the others, and how long they wait for this rank
             own_s = times.per_step_s[index]
             other_ranks_s = np.delete(times.per_step_s, index, axis=0)
             usual_s = np.median(other_ranks_s, axis=0)
@@ -137,6 +137,7 @@ class RankReports:
             lateness = _Lateness(times=previous.times + 1, cost_s=cost_s)
             self._lateness[rank, part] = lateness
             self._add_waiting(times, index, part_index)
+            # the first time, once it counts as chronic, and then again from time to time
             is_worth_an_event = (
                 lateness.times in (1, _CHRONIC_TIMES)
                 or lateness.times % _REPEATED_TIMES == 0
@@ -165,14 +166,15 @@ class RankReports:
         seconds = []
         for rank, report in reports.items():
             if rank not in self._compared:
+                # a new rank is compared from its start on
                 self._compared[rank] = report.model_copy(
                     update={"timed": 0, "seconds": {}}
                 )
             previous = self._compared[rank]
             steps.append(report.timed - previous.timed)
             seconds.append(_part_seconds(report) - _part_seconds(previous))
-        sums_s = np.array(seconds).reshape(-1, len(PARTS))
-        counts = np.maximum(steps, 1).reshape(-1, 1)
+        sums_s = np.array(seconds).reshape(-1, len(PARTS))  # (ranks, PARTS)
+        counts = np.maximum(steps, 1).reshape(-1, 1)  # (ranks, 1)
         return _StepTimes(list(reports), steps, per_step_s=sums_s / counts)
 
     def _add_waiting(self, times: _StepTimes, late_index: int, part_index: int) -> None:
@@ -190,6 +192,7 @@ def _is_newer(report: WatchStatus, previous: WatchStatus) -> bool:
 
 
 def _part_seconds(report: WatchStatus) -> NDArray[np.float64]:
+    """Return (PARTS,) the seconds of each part in all steps of ``report``."""
     return np.array([report.seconds.get(part, 0.0) for part in PARTS])
 
 

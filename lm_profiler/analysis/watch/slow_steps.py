@@ -168,7 +168,8 @@ class SlowSteps:
         usual_s = float(usual_parts_s[-1])
         part = None
         part_s = step_s
-        if excess_s[largest] >= 0.5 * (step_s - usual_s):
+        is_most_of_excess = excess_s[largest] >= 0.5 * (step_s - usual_s)
+        if is_most_of_excess:
             part = PARTS[largest]
             part_s = float(seconds[largest])
         data = PARTS.index("data")
@@ -195,7 +196,7 @@ def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float6
     """Return (steps, TIMED) the usual seconds around each step of all blocks except the first and the last.
 
     Args:
-        medians_s: (blocks, TIMED) the medians of each block.
+        medians_s: (blocks, TIMED) the medians over the steps of each block: by part, and last of the whole step.
     """
     usual_s = medians_s[1:-1].copy()
     # For the whole step (the last column) the largest median of three blocks counts, so that the first steps of a
@@ -209,6 +210,7 @@ def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float6
 def _usual_at_end_s(medians_s: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
     """Return (steps, TIMED) the same for the last ``steps`` of a run, from the medians of the last two blocks."""
     usual_s = medians_s[-1].copy()
+    # for the whole step (the last column), the larger median of the two blocks
     usual_s[-1] = medians_s[-2:, -1].max()
     return np.tile(usual_s, (steps, 1))
 
@@ -391,6 +393,7 @@ class SlowStepGroups:
             self._drop_cheapest(new_group=group)
         elif group.cause != cause:
             group.cause = kind  # what the causes have in common
+        # Slow steps that suddenly follow each other quickly are something new, even if earlier ones are like them.
         may_restart = not group.is_reported and not group.has_own_cause
         if may_restart and group.accelerates_at(slow.step):
             group.restart()

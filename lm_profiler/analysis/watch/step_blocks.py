@@ -153,7 +153,7 @@ def mean_seconds(blocks: Sequence[StepBlock]) -> Seconds:
 
 
 def logs_of(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
-    """Return (blocks,) the mean logarithm of each block."""
+    """Return (blocks,) the mean logarithm of each block's step times."""
     return np.array([block.log_s for block in blocks])
 
 
@@ -237,9 +237,10 @@ def knee_of(blocks: Sequence[StepBlock]) -> int:
     first_steps = np.array([float(block.first_step) for block in blocks])
     best_knee = 0
     least_error = math.inf
-    stride = max(len(blocks) // _MOST_KNEES, 1)
+    stride = max(len(blocks) // _MOST_KNEES, 1)  # of many blocks, not all are tried
     last_knee = len(blocks) - _FEWEST_FOR_LINE
     for knee in range(0, last_knee + 1, stride):
+        # a straight line from the knee on, and before it a constant
         steps_since_knee = np.maximum(first_steps - first_steps[knee], 0.0)
         design = np.column_stack([np.ones(len(blocks)), steps_since_knee])
         solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
@@ -257,30 +258,32 @@ def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
     if len(blocks) < _FEWEST_FOR_LINE:
         return mean_seconds(blocks)
     middle_steps = _middle_steps(blocks)
-    seconds = np.array([block.seconds for block in blocks])
+    seconds = np.array([block.seconds for block in blocks])  # (blocks, TIMED)
     # from -1 at the first block to 0 at the last, where the line has the value of its constant term
     positions = (middle_steps - middle_steps[-1]) / (middle_steps[-1] - middle_steps[0])
     design = np.column_stack([np.ones(len(blocks)), positions])
     is_near_line = np.full(len(blocks), True)
-    # The second fit leaves out blocks that are far from the first line.
+    # The second fit leaves out blocks whose whole step (the last column) is far from the first line.
     for _ in range(2):
-        solution, *_ = np.linalg.lstsq(
+        # (2, TIMED) the constant terms and the slopes
+        line, *_ = np.linalg.lstsq(
             design[is_near_line], seconds[is_near_line], rcond=None
         )
-        distances_s = np.abs(seconds[:, -1] - design @ solution[:, -1])
+        distances_s = np.abs(seconds[:, -1] - design @ line[:, -1])
         is_near_line = distances_s <= _NEAR_LINE * np.median(distances_s)
-    end_s: Seconds = solution[0]
+    end_s: Seconds = line[0]
     return end_s
 
 
 def are_two_levels(levels_s: Sequence[float]) -> bool:
-    """Return whether the levels form two narrow clusters of at least two levels each."""
+    """Return whether the levels form two clusters of at least two levels each, narrow compared with the gap between."""
     logs = np.sort(np.log(np.array(levels_s)))
+    # The two clusters can only be the levels below and above the widest gap.
     gaps = np.diff(logs)
-    largest_gap = int(gaps.argmax())
-    low = logs[: largest_gap + 1]
-    high = logs[largest_gap + 1 :]
-    if len(low) < _FEWEST_OF_LEVEL or len(high) < _FEWEST_OF_LEVEL:
+    widest = int(gaps.argmax())
+    low_cluster = logs[: widest + 1]
+    high_cluster = logs[widest + 1 :]
+    if min(len(low_cluster), len(high_cluster)) < _FEWEST_OF_LEVEL:
         return False
-    spread = max(float(low[-1] - low[0]), float(high[-1] - high[0]))
-    return spread <= _SPREAD_OF_LEVEL * float(gaps[largest_gap])
+    largest_spread = max(float(np.ptp(low_cluster)), float(np.ptp(high_cluster)))
+    return largest_spread <= _SPREAD_OF_LEVEL * float(gaps[widest])

@@ -52,9 +52,9 @@ _MOST_EXPLAINED = 20
 _SPAN_SHARE = 0.25
 _LONGEST_SPAN_NS = 50_000_000
 _PAGES = 1000  # fewer page faults are no cause: each takes a microsecond
-# The steps of a level are divided into 4 parts. A cause explains the level if it explains at least 3 of them.
-_LASTING_PARTS = 4
-_LASTING = 3
+# A cause explains a level if it explains at least 3 of the 4 quarters of its steps.
+_QUARTERS = 4
+_FEWEST_QUARTERS = 3
 _DATA = PARTS.index("data")
 # in logarithms: a change of several parts of the step is reported as one of the program only if it is this large
 _LARGE = 0.1
@@ -160,7 +160,7 @@ class WatchedRun:
         no_steps = np.empty(0, np.int64)
         no_ns = np.empty((0, 2), np.int64)
         no_seconds = np.empty((0, len(TIMED)))
-        # without new steps, this judges those that are left
+        # This judges the steps that still wait for later ones.
         slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
         self.levels.finish()
         self._machine.finish()
@@ -188,7 +188,8 @@ class WatchedRun:
         """
         if not traced:
             return []
-        seconds = np.array([step.seconds for step in traced])  # (n, TIMED)
+        # (n, TIMED) seconds of the parts, and last of the whole step; then their medians
+        seconds = np.array([step.seconds for step in traced])
         usual_parts_s = np.median(seconds, axis=0)
         usual_s = max(float(usual_parts_s[-1]), self.step_s or 0.0)
         slow_steps = []
@@ -244,9 +245,12 @@ class WatchedRun:
     # -- slow steps ----------------------------------------------------------------------------------------------------
 
     def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
-        """Keep the spans that are long enough to explain a slow step; each step has several that are shorter."""
-        level_ns = (self.step_s or 0.0) * 1e9
-        shortest_ns = min(_SPAN_SHARE * level_ns, _LONGEST_SPAN_NS)
+        """Keep the begins of epochs, and the spans that are long enough to explain a slow step.
+
+        Each step has several shorter spans, and validation lies outside the steps.
+        """
+        step_ns = (self.step_s or 0.0) * 1e9
+        shortest_ns = min(_SPAN_SHARE * step_ns, _LONGEST_SPAN_NS)
         for span in spans:
             if span.what == EPOCH and not span.ns:
                 self._epochs_ns.append(span.begin_ns)
@@ -278,14 +282,14 @@ class WatchedRun:
             return
         slowest = sorted(slow, key=lambda step: -step.excess_s)[:_MOST_EXPLAINED]
         steps_to_explain = {step.step for step in slowest}
-        counters = [*self._counters]
-        usual = usual_counters(counters[-_USUAL_READINGS:]) if counters else None
-        counters_by_step = {reading.step: reading for reading in counters}
+        readings = [*self._counters]
+        usual = usual_counters(readings[-_USUAL_READINGS:]) if readings else None
+        reading_by_step = {reading.step: reading for reading in readings}
         for step in slow:
             cause, cause_s = None, 0.0
             if step.step in steps_to_explain:
-                own_counters = counters_by_step.get(step.step)
-                cause, cause_s = self._cause_of_slow_step(step, own_counters, usual)
+                reading = reading_by_step.get(step.step)
+                cause, cause_s = self._cause_of_slow_step(step, reading, usual)
             watched_s = (step.end_ns - (self._began_ns or 0)) * 1e-9
             occurrence = Occurrence(
                 slow=step,
@@ -397,8 +401,9 @@ class WatchedRun:
         The levels of such a change are those of a step of usual length. The event has them for a step of present
         length.
         """
-        program_s = self.levels.level_s or self._machine.usual_step_s
-        event = self._change_event(change, program_s / self._machine.usual_step_s)
+        present_step_s = self.levels.level_s or self._machine.usual_step_s
+        scale = present_step_s / self._machine.usual_step_s
+        event = self._change_event(change, scale)
         return event.model_copy(update={"in_all_parts": True})
 
     def _change_event(self, change: LevelChange, scale: float) -> WatchEvent:
@@ -423,7 +428,10 @@ class WatchedRun:
         )
 
     def _name(self, key: object, step: int, at_s: float) -> dict[str, Any]:
-        """Return step and time of the event of ``key``: those that were passed in the first call for it."""
+        """Return ``step`` and ``at_s`` from the first call for ``key``, as fields of its ``WatchEvent``.
+
+        They identify the event when it is reported again.
+        """
         if id(key) not in self._names:
             self._names[id(key)] = {"step": step, "at_s": at_s}
             self._named_objects.append(key)
@@ -452,7 +460,7 @@ class WatchedRun:
                 readings_before.append(reading)
             elif change.until_step is None or step <= change.until_step:
                 readings_after.append(reading)
-        if len(readings_before) < 2 or len(readings_after) < 2 * _LASTING_PARTS:
+        if len(readings_before) < 2 or len(readings_after) < 2 * _QUARTERS:
             return self._causes.get(id(change), (None, None))
 
         odd = OddStep(
@@ -475,27 +483,35 @@ class WatchedRun:
         usual: StepCounters,
         data_s: tuple[float, float],
     ) -> tuple[str | None, float | None]:
-        """Return the cause of ``odd``, which stands for a level, and the seconds per step that it explains.
+        """Return the cause of a level, and the seconds per step that it explains; (None, None) if there is none.
 
-        ``readings`` are those of the level. The cause must explain at least three of their four quarters.
+        The cause must explain at least three of the four quarters of the level's steps.
+
+        Args:
+            odd: a step as long as the level, compared with the level before.
+            readings: the readings of counters during the level, in order.
+            usual: the counters per step at the level before.
+            data_s: how long a step waited for its batch at the level before, and at this level.
         """
-        # For each kind of cause, one entry for each quarter of the level that it explains: the cause and its seconds.
-        names_by_kind = defaultdict[str, list[str]](list)
+        # For each kind of cause, one entry for each quarter that it explains: the cause as text, and its seconds.
+        causes_by_kind = defaultdict[str, list[str]](list)
         seconds_by_kind = defaultdict[str, list[float]](list)
-        for indices in np.array_split(np.arange(len(readings)), _LASTING_PARTS):
+        for indices in np.array_split(np.arange(len(readings)), _QUARTERS):
             quarter = counters_per_step([readings[index] for index in indices])
             explained = explained_by(odd, quarter, usual, data_s, self.workers)
-            name = explained.cause
-            if name is not None and _is_worth_naming(name, quarter):
-                names_by_kind[cause_kind(name)].append(name)
-                seconds_by_kind[cause_kind(name)].append(explained.cause_s or 0.0)
+            cause = explained.cause
+            if cause is not None and _is_worth_naming(cause, quarter):
+                kind = cause_kind(cause)
+                causes_by_kind[kind].append(cause)
+                seconds_by_kind[kind].append(explained.cause_s or 0.0)
         main_kind = max(
-            names_by_kind, key=lambda kind: len(names_by_kind[kind]), default=""
+            causes_by_kind, key=lambda kind: len(causes_by_kind[kind]), default=""
         )
-        if len(names_by_kind[main_kind]) < _LASTING:
+        if len(causes_by_kind[main_kind]) < _FEWEST_QUARTERS:
             return None, None
         cause_s = float(np.mean(seconds_by_kind[main_kind]))
-        return names_by_kind[main_kind][-1], cause_s
+        last_cause = causes_by_kind[main_kind][-1]
+        return last_cause, cause_s
 
     # -- between steps -------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,9 @@ def operands(inputs: Inputs, lists: TensorListFacts = UNKNOWN_LISTS) -> list[Ope
     tensors = []
     lists_are_cut = is_cut(inputs)
     for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
-        item_bytes = _SIZES.get(type_name)
+        item_bytes = _SIZES.get(
+            type_name
+        )  # None for a list and for types that are no tensors
         if type_name == "TensorList":
             elements = lists.elements
             if not lists_are_cut:
@@ -121,8 +123,9 @@ def least_bytes(name: str, inputs: Inputs, lists: TensorListFacts) -> int | None
     if name.startswith("triton_"):
         return read_bytes  # results are among the arguments of a compiled kernel
     base_name = re.sub(r"^aten::(_foreach_)?", "", name)
+    is_of_torch = base_name != name
     rule = _BY_NAME.get(base_name) or _BY_KIND.get(operator_kind(name))
-    if base_name == name or rule is None:
+    if not is_of_torch or rule is None:
         return None
     return rule(tensors, read_bytes)
 
@@ -135,12 +138,13 @@ def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
     result_elements = tensors[0].elements
     dimensions = max(len(tensor.shape) for tensor in tensors)
     if dimensions > 0:
-        broadcast = [1] * dimensions
+        result_shape = [1] * dimensions
         for tensor in tensors:
+            # shapes are aligned at their last dimension
             offset = dimensions - len(tensor.shape)
-            for dimension, size in enumerate(tensor.shape):
-                broadcast[offset + dimension] = max(broadcast[offset + dimension], size)
-        result_elements = prod(broadcast)
+            for dimension, size in enumerate(tensor.shape, offset):
+                result_shape[dimension] = max(result_shape[dimension], size)
+        result_elements = prod(result_shape)
     # Type promotion: tensors with dimensions take precedence over scalars, and floats over integers.
     with_dimensions = [tensor for tensor in tensors if tensor.shape] or tensors
     # only floats have a dtype here
@@ -175,6 +179,10 @@ def _bytes_of_update(states: int) -> _Rule:
         return read_bytes + written_bytes
 
     return rule
+
+
+# The next functions are rules. Their names state which bytes count; an operator that only reads, for example, writes
+# nothing, or a result that is far smaller.
 
 
 def _bytes_of_first(tensors: Sequence[Operand], _: int) -> int:

@@ -38,11 +38,14 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
     floor_device = device
     if floor_device is None and work.on_device:
         floor_device = trace.device_name
-    floor = None if floor_device is None else floor_of(traced, floor_device, notes)
-    is_own_device = floor_device is not None and trace.device_name in (
-        None,
-        floor_device,
-    )
+    floor = None
+    waterfall = None
+    if floor_device is not None:
+        floor = floor_of(traced, floor_device, notes)
+        is_own_device = trace.device_name in (None, floor_device)
+        # the times of a trace and the peaks of another device do not add up
+        if is_own_device:
+            waterfall = waterfall_of(traced, floor_device, notes)
     return TraceAnswer(
         trace=str(trace.path),
         device=trace.device_name,
@@ -60,9 +63,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
         communication=_communication_time(traced.communication),
         copies=_copy_times(work.pieces),
         floor=floor,
-        waterfall=waterfall_of(traced, floor_device, notes)
-        if floor_device is not None and is_own_device
-        else None,
+        waterfall=waterfall,
         left_out=dict(work.packed.damaged_events),
         notes=notes,
     )
@@ -101,6 +102,7 @@ def _process_notes(
 
 def _idle_times(gaps: Iterable[Gap]) -> list[IdleTime]:
     """Return the idle time by its cause, phase and the host's call, the longest first."""
+    # by cause, phase and what the host did
     idle_ns: Counter[tuple[GapCause, str, str]] = Counter()
     counts: Counter[tuple[GapCause, str, str]] = Counter()
     for gap in gaps:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace, part_notes
 from lm_profiler.analysis.trace.kernel_sums import kernel_rows, kernel_table
@@ -57,17 +57,26 @@ class _Pair:
         )
 
 
+class _TraceRows(NamedTuple):
+    """The rows of the kernel table of a trace, whose figures are sums over ``steps`` steps."""
+
+    rows: Sequence[KernelRow]
+    steps: int
+
+
 def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
     """Return the differences of one step, the largest first."""
-    table_a, table_b = kernel_table(trace_a.work), kernel_table(trace_b.work)
-    rows_a, rows_b = kernel_rows(trace_a.work), kernel_rows(trace_b.work)
-    kinds = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, _kind_of)
+    table_a = kernel_table(trace_a.work)
+    table_b = kernel_table(trace_b.work)
+    rows_a = _TraceRows(kernel_rows(trace_a.work), table_a.steps)
+    rows_b = _TraceRows(kernel_rows(trace_b.work), table_b.steps)
+    kinds = _sums_in_both(rows_a, rows_b, _kind_of)
     # With these two rows, the kinds add up to the step: what ran at the same time counts twice in the others.
     kinds[_IDLE] = _Pair(_Sum(_idle_s(table_a)), _Sum(_idle_s(table_b)))
     kinds[_OVERLAP] = _Pair(_Sum(-_overlap_s(table_a)), _Sum(-_overlap_s(table_b)))
     operator_of = _launcher_of if trace_a.work.on_device else _operator_of
-    operators = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, operator_of)
-    kernels = _sums_in_both(rows_a, rows_b, table_a.steps, table_b.steps, _name_of)
+    operators = _sums_in_both(rows_a, rows_b, operator_of)
+    kernels = _sums_in_both(rows_a, rows_b, _name_of)
     return TraceComparison(
         a=_trace_side(trace_a, table_a),
         b=_trace_side(trace_b, table_b),
@@ -81,18 +90,14 @@ def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
 
 
 def _sums_in_both(
-    rows_a: Iterable[KernelRow],
-    rows_b: Iterable[KernelRow],
-    steps_a: int,
-    steps_b: int,
-    key_of: Callable[[KernelRow], _Key],
+    rows_a: _TraceRows, rows_b: _TraceRows, key_of: Callable[[KernelRow], _Key]
 ) -> dict[_Key, _Pair]:
     """Return the sums in A and in B over the rows with the same key, by this key."""
     pairs: defaultdict[_Key, _Pair] = defaultdict(_Pair)
-    for row in rows_a:
-        pairs[key_of(row)].a.add(row, steps_a)
-    for row in rows_b:
-        pairs[key_of(row)].b.add(row, steps_b)
+    for row in rows_a.rows:
+        pairs[key_of(row)].a.add(row, rows_a.steps)
+    for row in rows_b.rows:
+        pairs[key_of(row)].b.add(row, rows_b.steps)
     return pairs
 
 
@@ -115,7 +120,7 @@ def _name_of(row: KernelRow) -> str:
 
 
 def _change(in_a: _Sum, in_b: _Sum) -> Change:
-    """Return how B differs from A: "slower" if it took longer in B, "came" if it is only in B."""
+    """Return how B differs from A: "slower" if it took longer in B, "came" if only B has it, "went" if only A has."""
     nothing = _Sum()
     if in_a == nothing:
         return "came"
@@ -129,10 +134,12 @@ def _change(in_a: _Sum, in_b: _Sum) -> Change:
 
 
 def _idle_s(table: KernelTable) -> float:
+    """Return the seconds of a mean step in which nothing ran."""
     return sum(phase.idle_s for phase in table.phases.values()) / table.steps
 
 
 def _overlap_s(table: KernelTable) -> float:
+    """Return by how many seconds the kernels of a mean step exceed the time in which any of them ran."""
     return sum(phase.overlap_s for phase in table.phases.values()) / table.steps
 
 

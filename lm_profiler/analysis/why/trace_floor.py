@@ -32,29 +32,36 @@ def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None
             "no floor: the trace has no shapes; record them with record_shapes=True"
         )
         return None
-    products_s: float | None = 0.0
+    memory_s = None
+    if rates.bytes_per_s is not None:
+        memory_s = work.bytes / rates.bytes_per_s
+    # a dict, so that each source is named once, and in order
+    sources = dict.fromkeys(rate.source for rate in rates.flops)
+    if rates.bytes_source is not None:
+        sources[rates.bytes_source] = None
+    return TraceFloor(
+        device=device,
+        products_s=_least_time_of_products(work, rates, device, notes),
+        memory_s=memory_s,
+        unknown_s=work.unknown_ns * 1e-9,
+        source="; ".join(sources),
+    )
+
+
+def _least_time_of_products(
+    work: _Work, rates: Rates, device: str, notes: list[str]
+) -> float | None:
+    """Return the seconds of the FLOPs of ``work`` at the peak; None, with a note, if the peak of a dtype is unknown."""
+    products_s = 0.0
     for dtype, flops in work.flops.items():
         flops_per_s = rates.flops_per_s(dtype)
         if flops_per_s is None:
             notes.append(
                 f"the floor of the matrix products is unknown: no peak is published for {dtype} on {device}"
             )
-            products_s = None
-            break
-        products_s = (products_s or 0.0) + flops / flops_per_s
-    memory_s = None
-    if rates.bytes_per_s is not None:
-        memory_s = work.bytes / rates.bytes_per_s
-    sources = dict.fromkeys(rate.source for rate in rates.flops)
-    if rates.bytes_source is not None:
-        sources[rates.bytes_source] = None
-    return TraceFloor(
-        device=device,
-        products_s=products_s,
-        memory_s=memory_s,
-        unknown_s=work.unknown_ns * 1e-9,
-        source="; ".join(sources),
-    )
+            return None
+        products_s += flops / flops_per_s
+    return products_s
 
 
 def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | None:

@@ -43,25 +43,28 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
     """Return the waits of the ranks of ``traces``, which are two or more, per step."""
     ranks = rank_numbers(traces)
     steps = min(len(trace.work.packed.steps) for trace in traces)
+    # by call, then by rank
     durations_ns: defaultdict[_CallKey, dict[int, int]] = defaultdict(dict)
     for rank, trace in zip(ranks, traces, strict=True):
         for key, duration_ns in _call_durations_ns(trace).items():
             durations_ns[key][rank] = duration_ns
 
+    # sums over all calls: how long a rank waited for another and in how many calls, and by rank how long the others
+    # waited for it on average
     waited_ns: defaultdict[_Wait, int] = defaultdict(int)
     calls: defaultdict[_Wait, int] = defaultdict(int)
     caused_ns: defaultdict[int, float] = defaultdict(float)
     matched = 0
-    for key, by_rank in durations_ns.items():
-        if len(by_rank) < 2:
+    for key, ns_by_rank in durations_ns.items():
+        if len(ns_by_rank) < 2:
             continue
         matched += 1
         # The rank that comes last does not wait, so that the call is shortest on it.
-        last_rank = min(by_rank, key=lambda rank: by_rank[rank])
-        waiting_ranks = [rank for rank in by_rank if rank != last_rank]
+        last_rank = min(ns_by_rank, key=lambda rank: ns_by_rank[rank])
+        waiting_ranks = [rank for rank in ns_by_rank if rank != last_rank]
         for rank in waiting_ranks:
             wait = _Wait(key.kind, rank, last_rank)
-            wait_ns = by_rank[rank] - by_rank[last_rank]
+            wait_ns = ns_by_rank[rank] - ns_by_rank[last_rank]
             waited_ns[wait] += wait_ns
             calls[wait] += 1
             caused_ns[last_rank] += wait_ns / len(waiting_ranks)
@@ -75,15 +78,14 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
     times = []
     for rank, trace in zip(ranks, traces, strict=True):
         rank_waits_s = sum(wait.waited_s for wait in waits if wait.rank == rank)
-        times.append(
-            _rank_time(rank, trace, rank_waits_s, caused_ns[rank] * 1e-9 / steps)
-        )
+        caused_s = caused_ns[rank] * 1e-9 / steps
+        times.append(_rank_time(rank, trace, rank_waits_s, caused_s))
     return TraceRanks(
         steps=steps,
         ranks=times,
         waits=waits,
         matched=matched,
-        unmatched=sum(1 for by_rank in durations_ns.values() if len(by_rank) < 2),
+        unmatched=len(durations_ns) - matched,
         notes=_notes(traces, matched),
     )
 
@@ -141,7 +143,7 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
 def _rank_time(
     rank: int, trace: AnyTrace, waited_s: float, caused_s: float
 ) -> RankTime:
-    """Return a rank's times in a mean step: its length, its collectives, and who waited."""
+    """Return a rank's times in a mean step: its length, its collectives, how long it waited, and others for it."""
     work = trace.work
     steps = len(work.packed.steps)
     communication = communication_of(work)

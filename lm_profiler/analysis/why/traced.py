@@ -153,6 +153,7 @@ def _cause_of(call_name: str) -> GapCause:
 
 
 def _end(call: DriverCall) -> int:
+    """Return when ``call`` ended; a sort key."""
     return call.start + call.length
 
 
@@ -166,6 +167,7 @@ class _BlockingCall(NamedTuple):
     call: DriverCall
 
     def words(self, names: Sequence[str | None]) -> str:
+        """Return, for example, "after cudaStreamSynchronize in aten::item"; ``names`` are those of ``PackedTrace``."""
         words = f"{self.relation} {names[self.call.name]}"
         operator = names[self.call.operator]
         if operator is None:
@@ -213,6 +215,7 @@ class Traced:
 
     def only_step(self, step: int) -> Traced:
         """Return what the host launched in one of the steps, numbered from 0, as if no other had been traced."""
+        # The first step has all that was launched before the second one began, and the last all that came later.
         boundaries = (-inf, *self.begins[1:], inf)
         begin, end = boundaries[step], boundaries[step + 1]
         pieces = []
@@ -241,7 +244,7 @@ class Traced:
 
 
 def broken_down(work: TracedWork) -> Traced:
-    """Break the traced steps down into pieces and gaps."""
+    """Break the traced steps down into pieces, each with its own nanoseconds, and gaps; together they are the steps."""
     begin, end, pieces = work.begin, work.done, work.pieces
     starts = [piece.start for piece in pieces]
     ends = [piece.end for piece in pieces]
@@ -254,7 +257,7 @@ def broken_down(work: TracedWork) -> Traced:
             weighed.append((piece, own_ns))
 
     step_begins = tuple(step.start for step in work.packed.steps)
-    # on the CPU a gap ends with its step
+    # On the CPU a gap ends with its step: an empty interval at the begin of each step cuts a gap there.
     boundaries = () if work.on_device else step_begins
     idle_starts, idle_ends = gaps_between(
         [*starts, *boundaries], [*ends, *boundaries], begin, end

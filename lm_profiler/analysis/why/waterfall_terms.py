@@ -162,6 +162,7 @@ def _all_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     Traced work that took longer than the measured step is scaled down. If it took much longer, terms have no ceilings.
     """
     busy_s = _busy_s(traced)
+    # how long the work may take: on the CPU nothing runs while the host waits for a batch
     available_s = step.step_s
     if not traced.on_device:
         waited_s = max(step.input_s - traced.seconds["input"], 0.0)
@@ -244,6 +245,7 @@ def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
 
 
 def _busy_s(traced: Traced) -> float:
+    """Return the seconds of a traced step in which work ran."""
     return sum(
         traced.seconds[use] for use in ("products", "memory", "communication", "input")
     )
@@ -262,6 +264,8 @@ def _product_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             optimizers_products.append((piece, own_ns))
         else:
             model_products.append((piece, own_ns))
+    # The products of the model are divided into: recomputed ones, the ideal time, what a lowered clock adds to that,
+    # and the rest, which is due to slow kernels.
     products_s = _seconds_of_step(model_products, traced)
     repeated_s = products_s * step.recomputed_share
     ideal_s = min(step.ideal_s, products_s - repeated_s)
@@ -357,6 +361,7 @@ def _note_on_bandwidth(step: Step, traced: Traced, unknown_s: float) -> str | No
 
 
 def _seconds_of_step(weighed: Iterable[Weighed], traced: Traced) -> float:
+    """Return the seconds of a mean step that the nanoseconds of ``weighed`` pieces, over all traced steps, make up."""
     return sum(ns for _, ns in weighed) * 1e-9 / traced.steps
 
 
@@ -368,6 +373,7 @@ def _waiting_terms(step: Step, traced: Traced) -> list[Term]:
     is not subtracted from gaps of other phases. A wait for other ranks occurs in both: within the collectives of a
     device, or otherwise in gaps.
     """
+    # 1. waits for other ranks: within collectives, or in gaps
     copies_s = traced.seconds["input"]
     exchange_s = traced.seconds["communication"]
     rank_waits_s = sum(step.waiting_s.values())
@@ -384,6 +390,7 @@ def _waiting_terms(step: Step, traced: Traced) -> list[Term]:
             other_gaps.append(gap)
     other_gaps_s = sum(gap.ns for gap in other_gaps) * 1e-9 / traced.steps
 
+    # 2. The idle time of the untraced step is divided among waits for ranks, waits for a batch, and other gaps.
     idle_s = max(step.step_s - _busy_s(traced), 0.0)
     rank_waits_in_gaps_s = min(rank_waits_s - rank_waits_in_calls_s, idle_s)
     rank_waits_at_input_s = 0.0
@@ -392,10 +399,12 @@ def _waiting_terms(step: Step, traced: Traced) -> list[Term]:
     batch_waits_s = max(step.input_s - rank_waits_at_input_s - copies_s, 0.0)
     batch_waits_s = min(batch_waits_s, idle_s - rank_waits_in_gaps_s)
     if not input_gaps:
+        # one gap per step, of any length: the time of a term is divided in proportion to its gaps
         input_gaps = [Gap(ns=1, phase="data", what="not while traced")] * traced.steps
     other_idle_s = idle_s - rank_waits_in_gaps_s - batch_waits_s
     idle_in_other_gaps_s = min(other_idle_s, other_gaps_s)
 
+    # 3. the terms
     communication = _term(
         "communication",
         exchange_s - rank_waits_in_calls_s,
@@ -532,7 +541,10 @@ def _estimated_tensor_lists(step: Step, traced: Traced) -> dict[str, TensorListF
 def _at_bandwidth_ns(
     piece: Piece, step: Step, tensor_lists: Mapping[str, TensorListFacts]
 ) -> float | None:
-    """Return how many nanoseconds moving the bytes of the whole call would take at the memory bandwidth; or None."""
+    """Return how many nanoseconds moving the bytes of the whole call would take at the memory bandwidth; or None.
+
+    ``tensor_lists`` has the facts about the lists of tensors that a call gets, by operator, where the trace lacks them.
+    """
     if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
     operator = piece.operator or ""
@@ -624,6 +636,7 @@ def _piece_name(piece: Piece) -> str:
 
 
 def _contributor_name(key: _ContributorKey, group: Sequence[Weighed]) -> str:
+    """Return the phase and the name of work outside of modules; of a module, its operator with the most time."""
     if key.phase is not None and key.name is not None:
         return f"{key.phase}: {key.name}"
     return _largest_sum((_piece_name(piece), ns) for piece, ns in group).name

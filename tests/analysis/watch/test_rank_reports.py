@@ -27,7 +27,7 @@ def test_a_late_rank_is_reported_once_and_once_as_chronic(part: str, world: int)
     for look in range(6):
         steps = 100 * look
         reports = {rank: report(rank, steps, look, late if rank == 1 else other) for rank in range(world)}
-        events += watched.look(30.0 * look, reports)
+        events += watched.judge(30.0 * look, reports)
     assert [(event.kind, event.rank, event.part, event.chronic) for event in events] == [
         ("rank late", 1, part, False),
         ("rank late", 1, part, True),
@@ -45,7 +45,7 @@ def test_noise_is_not_reported_as_a_late_rank() -> None:
         reports = {rank: report(rank, steps=100 * look, written_s=look) for rank in range(4)}
         for rank, rank_report in reports.items():
             rank_report.seconds.update(zip(STEP, sums[rank], strict=True))
-        assert watched.look(30.0 * look, reports) == []
+        assert watched.judge(30.0 * look, reports) == []
 
 
 @pytest.mark.parametrize("hours", [-5.0, 0.0, 5.0])
@@ -54,12 +54,12 @@ def test_silence_is_measured_by_rank_0s_clock(hours: float) -> None:
     for look in range(8):
         now_s = 30.0 * look
         stuck = report(3, 70, min(look, 2) + 3600.0 * hours)
-        events += watched.look(now_s, {0: report(0, 70, now_s), 3: stuck})
+        events += watched.judge(now_s, {0: report(0, 70, now_s), 3: stuck})
     (event,) = events
     assert (event.kind, event.rank, event.part, event.step) == ("silent rank", 3, "backward", 70)
     assert (event.at_s, event.now) == (120.0, 60.0)  # the report changed last 60 s after the first look
     assert watched.silent == {3: 60.0}
-    assert watched.look(240.0, {0: report(0, 71, 240.0), 3: report(3, 71, 9.0)}) == []
+    assert watched.judge(240.0, {0: report(0, 71, 240.0), 3: report(3, 71, 9.0)}) == []
     assert watched.silent == {}
 
 
@@ -68,4 +68,4 @@ def test_a_rank_that_has_ended_or_cannot_be_read_is_not_silent() -> None:
     for look in range(8):
         ended = report(1, 9, 1.0).model_copy(update={"ended": True})
         unread = {} if look % 2 else {2: report(2, 9, look)}
-        assert watched.look(30.0 * look, {0: report(0, 9, look), 1: ended, **unread}) == []
+        assert watched.judge(30.0 * look, {0: report(0, 9, look), 1: ended, **unread}) == []
