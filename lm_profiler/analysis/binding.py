@@ -155,6 +155,7 @@ def _with_certainty(verdict: Verdict, run: RunFacts) -> Verdict:
     is_noisy = (
         run.record.steadiness is not None and run.record.steadiness.word == "noisy"
     )
+    # These verdicts compare the time of a step with what the machine can do at best.
     compares_rates = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     is_distorted = compares_rates and (run.contended or is_noisy)
     is_certain = not (has_few_steps or has_alternative or is_distorted)
@@ -210,7 +211,7 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     facts = {}
     seconds = 0.0
     if costliest.name != EPOCH:
-        # (the time of an epoch boundary is not stated, because its share also includes part of a step)
+        # The time of an epoch boundary is not stated, because its share also includes part of a step.
         seconds = sum(
             activity.seconds
             for activity in run.record.outside
@@ -304,6 +305,8 @@ def _check_host(run: RunFacts) -> Verdict | None:
     if utilisation is not None and utilisation >= _LEAST_UTILISATION_OF_DEVICE:
         return None
 
+    # The host sets the pace if the device had mostly finished at the marks, or without these figures, if the host
+    # takes about as long as the device.
     facts = {}
     if idle_share is not None:
         facts["idle"] = idle_share

@@ -105,9 +105,11 @@ class RunSteps:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        self.rows = StepTable.from_rows(evidence.rows)
+        self.rows = StepTable.from_rows(evidence.rows)  # of all ranks and stages
+        # the measured steps of all ranks that have times of the device
         timed = self.rows.of_stages("measure").timed
         self.timed = timed if evidence.failure is None else timed.finished_by_all()
+        # the same, one row per step: the mean over the ranks
         self.steps = mean_over_ranks(self.timed, evidence.world_size)
 
     @cached_property
@@ -195,6 +197,7 @@ class RunSteps:
         return self.evidence.world_size
 
     def dtype(self, precision: str) -> Dtype | None:
+        """Return the dtype in which Lightning's ``precision`` multiplies matrices on this machine; None if unknown."""
         float32_precision = self.machine.flags.get(
             "float32_matmul_precision", "highest"
         )
@@ -346,6 +349,7 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
     if not run.has_unknown_batches:
         notes += run.batches_note
     figures = step_figures(run.steps, run.model, samples)
+    # the counts are sums over all ranks
     if evidence.ranks_heard == evidence.world_size:
         step_s = figures["time"]["step"].mean
         rate = with_token_use(figures["throughput"], run.counts, step_s)
@@ -375,6 +379,7 @@ def _steadiness(run: RunSteps) -> Steadiness:
     pattern = steady.pattern
     if pattern is None:
         return steady
+    # the record counts phases from 1
     slow_phases = {place - 1 for place in pattern.slow}
     slow_steps = set()
     for index, row in enumerate(run.steps):
@@ -496,6 +501,7 @@ def _memory_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields
 
 
 def _memory_reading(peaks: Peaks) -> MemoryReading:
+    """Return ``peaks``, which are in the order of the columns of memory, by their names."""
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
 
 
@@ -503,14 +509,9 @@ def _energy_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields
     """Return the energy per step, as its share of all energy by time; unknown unless all ranks reported their GPUs."""
     evidence = run.evidence
     telemetry = evidence.telemetry
-    if (
-        telemetry is None
-        or telemetry.energy_j is None
-        or not telemetry.duration_s
-        or not run.stretch
-    ):
+    if telemetry is None or telemetry.energy_j is None or not telemetry.duration_s:
         return {}
-    if evidence.ranks_heard < evidence.world_size:
+    if not run.stretch or evidence.ranks_heard < evidence.world_size:
         return {}
     mean_step_s = fmean(row.time("step") for row in run.stretch)
     per_step_j = telemetry.energy_j * mean_step_s / telemetry.duration_s
@@ -526,12 +527,11 @@ def _owner_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     owned = run.evidence.other_by_owner
     if owned is None:
         return {}
-    rank_rows = list(run.timed.select(run.timed.rank == 0))[
-        run.model.begin : run.model.end
-    ]
+    rows_of_rank_0 = list(run.timed.select(run.timed.rank == 0))
+    stretch = rows_of_rank_0[run.model.begin : run.model.end]
     measured_s = None
-    if rank_rows:
-        measured_s = fmean(row.time("other", "host") for row in rank_rows)
+    if stretch:
+        measured_s = fmean(row.time("other", "host") for row in stretch)
     return {"other_by_owner": owned.model_copy(update={"measured_s": measured_s})}
 
 
@@ -658,6 +658,7 @@ def _floor_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _waterfall_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the waterfall: the terms that add up from the ideal step to the measured one."""
     return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
 
 
@@ -682,11 +683,13 @@ def waterfall_of(
     flops_of_passes = use.flops.model + use.flops.recomputation
     if flops_of_passes:
         recomputed_share = use.flops.recomputation / flops_of_passes
+    # the model's FLOPs are those of forward and backward, each dtype at its own rate
     floors_of_passes = []
     for phase, floor in record.floors.items():
         if phase != "optimizer":
             floors_of_passes.append(floor)
-    phases = {
+    flops_per_s = mean_rate(floors_of_passes, rates, usual=rate)
+    seconds_by_phase = {
         part: record.shares[part] * times.mean
         for part in PARTS
         if record.shares.get(part)
@@ -700,18 +703,18 @@ def waterfall_of(
         ci_high=times.mean_high,
         input_s=times.mean * input_share,
         waiting_s=_waiting_of_traced_rank_s(record),
-        ideal_s=use.flops.model / devices / mean_rate(floors_of_passes, rates, rate),
+        ideal_s=use.flops.model / devices / flops_per_s,
         recomputed_share=recomputed_share,
         rates=rates,
         dtype=rate.dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
         lists=evidence.lists or TensorListFacts(elements=0, item_bytes=None),
         without_optimizer=without_optimizer,
-        phase_s={} if traced.on_device else phases,
+        phase_s={} if traced.on_device else seconds_by_phase,
     )
     divided_step = waterfall(step, traced)
     changes = {
-        "step_phases": phases,
+        "step_phases": seconds_by_phase,
         "ideal_is_lower_bound": bool(use.flops.uncounted),
         "needless": _confirmed(divided_step.needless, evidence),
     }
@@ -793,10 +796,12 @@ def _imbalance_of_experts(run: RunSteps, record: RunRecord, notes: list[str]) ->
 
 
 def _findings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return what could be saved, the largest saving first."""
     return {"findings": findings_of(record)}
 
 
 def _verdict_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the bottleneck of the run."""
     return {"verdict": binding(run.facts(record))}
 
 
@@ -877,16 +882,13 @@ def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Ch
 
 def _changed_values(before: Any, now: Any, path: str = "") -> Iterator[Change]:
     """Yield the differences between two values at ``path`` of a record: mappings, sequences, numbers or others."""
+    are_sequences = isinstance(before, Sequence) and isinstance(now, Sequence)
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
-            yield from _changed_values(
-                before.get(name), now.get(name), f"{path}.{name}".lstrip(".")
-            )
-    elif (
-        isinstance(before, Sequence)
-        and isinstance(now, Sequence)
-        and not isinstance(before, str)
-    ):
+            field_path = f"{path}.{name}".lstrip(".")
+            yield from _changed_values(before.get(name), now.get(name), field_path)
+    elif are_sequences and not isinstance(before, str):
+        # a missing item is None
         for index, (item_before, item_now) in enumerate(zip_longest(before, now)):
             yield from _changed_values(item_before, item_now, f"{path}[{index}]")
     elif isinstance(before, (int, float)) and isinstance(now, (int, float)):

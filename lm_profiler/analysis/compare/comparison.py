@@ -173,6 +173,7 @@ def compare(
 
     step = pair.part_change("step", CONFIDENCE)
     forward_backward, *phases = _part_changes(pair)
+    # On a busy machine, figures that do not include waiting for a CPU decide instead of the step, if they are known.
     work: list[PartChange] = []
     work_phases: list[PartChange] = []
     decision = step
@@ -232,7 +233,8 @@ def _part_changes(pair: SidePair) -> list[PartChange]:
     for part in PARTS:
         if pair.a.occurs(part) or pair.b.occurs(part):
             parts.append(part)
-    confidence_of_each = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
+    # so that all intervals together have the confidence (Dunn 1961, JASA 56:52)
+    confidence_of_each = 1.0 - (1.0 - CONFIDENCE) / len(parts)
     return [pair.part_change(part, confidence_of_each) for part in parts]
 
 
@@ -243,16 +245,16 @@ def decide(rows: Sequence[PartChange]) -> PartChange:
     sleeps instead of computing uses less of it. So it decides only if the first row has changed in the same direction,
     even if not clearly.
     """
-    main = rows[0]
-    words = {row.verdict for row in rows}
-    are_contradictory = {"FASTER", "SLOWER"} <= words
+    step = rows[0]
+    verdicts = {row.verdict for row in rows}
+    are_contradictory = {"FASTER", "SLOWER"} <= verdicts
     if are_contradictory:
-        return replace(main, verdict="UNCLEAR")
+        return replace(step, verdict="UNCLEAR")
     for row in rows:
         is_clear = row.verdict in ("FASTER", "SLOWER")
-        if is_clear and (row is main or _same_direction(main.interval, row.interval)):
+        if is_clear and (row is step or _same_direction(step.interval, row.interval)):
             return row
-    return main
+    return step
 
 
 def _same_direction(
@@ -342,15 +344,18 @@ class SidePair:
         has_several_threads = _thread_count(self.a.runs[0]) != 1
         if has_several_threads and _same_parallelism(self.a.runs[0], self.b.runs[0]):
             names.append(CPU_TIME)
+        # so that both intervals together have the ``confidence`` (Bonferroni)
         confidence_of_each = 1.0 - (1.0 - confidence) / len(names)
         rows = []
         for name in names:
-            means_a, means_b = self.a.figures(name), self.b.figures(name)
-            if means_a is not None and means_b is not None:
-                bias = math.hypot(self.load_bias, self.bias_of_waits)
-                rows.append(
-                    self._time_change(name, means_a, means_b, confidence_of_each, bias)
-                )
+            means_a = self.a.figures(name)
+            means_b = self.b.figures(name)
+            if means_a is None or means_b is None:
+                continue
+            bias = math.hypot(self.load_bias, self.bias_of_waits)
+            rows.append(
+                self._time_change(name, means_a, means_b, confidence_of_each, bias)
+            )
         return rows
 
     def work_phases(self) -> list[PartChange]:
@@ -454,6 +459,7 @@ def _flops_ratio(a: Side, b: Side) -> float | None:
 
 
 def _flops_of_step(side: Side) -> int | None:
+    """Return the FLOPs of a step of the first run, recomputation included; None if they are unknown."""
     use = side.runs[0].record.utilisation
     return None if use is None else use.flops.all
 
@@ -476,7 +482,10 @@ def _rank_changes(a: Side, b: Side) -> list[PartChange]:
 def _token_rate_change(
     a: Side, b: Side, step: PartChange, name: str = "tokens_per_step"
 ) -> RateChange | None:
-    """Return the change of the tokens per second; the figure ``name`` counts the tokens per step."""
+    """Return the change of the tokens per second; the figure ``name`` counts the tokens per step.
+
+    None if the tokens or the times are unknown. Its interval is that of ``step``.
+    """
     counts_a = a.values(QUANTITIES[name])
     counts_b = b.values(QUANTITIES[name])
     if not counts_a or not counts_b:

@@ -50,6 +50,7 @@ def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def _without_config(run: RunRecord) -> dict[str, Any]:
+    """Return what stands for the options of a run that has no config."""
     return {
         "module": run.model and run.model.model_dump(),
         "program": run.command.partition(" -- ")[2],
@@ -85,6 +86,7 @@ def _facts_of_work(run: RunRecord) -> dict[str, Any]:
 
 
 def _are_alike(a: Any, b: Any) -> bool:
+    """Return whether two facts are equal, or numbers that differ by less than 1 %."""
     if isinstance(a, int) and isinstance(b, int):
         return abs(a - b) <= _TOLERANCE * a
     return bool(a == b)

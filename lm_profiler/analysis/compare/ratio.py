@@ -77,14 +77,16 @@ def single_interval(
     """
     if min(a.mean, b.mean) <= 0.0:
         return None
-    normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    # the half widths that each source of uncertainty alone would cause; those within the runs are of 95 % intervals
-    within_a = normal / _NORMAL_95 * (a.relative_half_width or 0.0)
-    within_b = normal / _NORMAL_95 * (b.relative_half_width or 0.0)
-    processes = (
-        student_quantile(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
-    )
-    half_width = math.hypot(within_a, within_b, processes, normal * bias)
+    normal_quantile = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    # The half widths that each source of uncertainty alone would cause. Within a run it is known from a 95 % interval;
+    # two processes differ by sqrt(2) times the spread of one.
+    from_95 = normal_quantile / _NORMAL_95
+    within_a = from_95 * (a.relative_half_width or 0.0)
+    within_b = from_95 * (b.relative_half_width or 0.0)
+    student = student_quantile(spread.freedom, confidence)
+    between_processes = student * math.sqrt(2.0) * spread.std
+    by_bias = normal_quantile * bias
+    half_width = math.hypot(within_a, within_b, between_processes, by_bias)
     return _interval_around(b.mean / a.mean, half_width, confidence)
 
 
@@ -124,8 +126,8 @@ def repeats_interval(
     variance_of_difference = variance * (1.0 / logs_a.size + 1.0 / logs_b.size)
     standard_error = math.sqrt(variance_of_difference)
     half_by_chance = student_quantile(freedom, confidence) * standard_error
-    normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    half_width = math.hypot(half_by_chance, normal * bias)
+    half_by_bias = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * bias
+    half_width = math.hypot(half_by_chance, half_by_bias)
     ratio = math.exp(float(logs_b.mean() - logs_a.mean()))
     return _interval_around(ratio, half_width, confidence)
 
@@ -159,9 +161,9 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
     ``MARGIN``.
     """
     half_width = (interval.high - interval.low) / 2.0
-    normal = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
+    quantile = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
     # for a normal estimate (Lehr 1992, Statistics in Medicine 11:1099)
-    change_by_width = (normal + _QUANTILE_OF_POWER) / normal * half_width
+    change_by_width = (quantile + _QUANTILE_OF_POWER) / quantile * half_width
     # Users read this figure if the verdict is UNCLEAR. The observed change was not detected then, so it would be wrong
     # to state that a smaller one can be.
     observed_change = abs(interval.ratio - 1.0)

@@ -65,6 +65,7 @@ class Run:
         interval = mean_over_levels(self.model, seconds)
         if interval is None:
             interval = Interval(mean=mean_s, low=-math.inf, high=math.inf)
+        # without the waits for other ranks, if these are to be subtracted
         own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
         # The width of the interval stays, because the spread of the waiting from step to step is not recorded.
         shift_s = own_s - interval.mean
@@ -73,6 +74,7 @@ class Run:
         return Interval(mean=own_s, low=low_s, high=high_s, lag1=interval.lag1)
 
     def occurs(self, part: str) -> bool:
+        """Return whether ``part`` takes any time in any step."""
         return any(row.time(part) > 0.0 for row in self.steps)
 
     @property
@@ -104,24 +106,31 @@ class Run:
     def _mean_of_counters(
         self, figure: Callable[[StepCounters], float | None]
     ) -> Interval | None:
-        """Return the mean over steps and ranks of a figure of the counters; None if it is missing for any of them."""
+        """Return the mean over steps and ranks of a figure of the counters; None if it is missing for any of them.
+
+        ``figure`` computes it from the counters of one step of one rank.
+        """
         if not self.counters and self.record.mean_counters is not None:
             # there are no counters of individual steps, only their mean
             mean = figure(self.record.mean_counters)
             if mean is None:
                 return None
             return self._as_uncertain_as_the_step(mean)
-        by_step: dict[int, list[float]] = {}
+        # the values of all ranks in each step, then their mean for each step
+        values_by_step: dict[int, list[float]] = {}
         for reading in self.counters:
             value = figure(reading)
             if value is None or reading.step is None:
                 return None
-            by_step.setdefault(reading.step, []).append(value)
-        means = [fmean(values) for _, values in sorted(by_step.items())]
-        if not means:
+            values_by_step.setdefault(reading.step, []).append(value)
+        step_means = [fmean(values) for _, values in sorted(values_by_step.items())]
+        if not step_means:
             return None
-        mean = fmean(means)
-        return mean_interval(means) or Interval(mean=mean, low=-math.inf, high=math.inf)
+        interval = mean_interval(step_means)
+        if interval is None:  # too few steps for one
+            mean = fmean(step_means)
+            return Interval(mean=mean, low=-math.inf, high=math.inf)
+        return interval
 
     def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
         """Return an interval around ``mean_s`` with the relative width of the step's interval, as an upper limit."""
@@ -149,6 +158,7 @@ class Run:
 
 
 def _without_cpu_wait_s(counters: StepCounters, share_of_others: float) -> float | None:
+    """Return the seconds of a step without the share of its waits for a CPU that other programs caused."""
     if counters.wall_s is None or counters.cpu_wait_s is None:
         return None
     return max(counters.wall_s - share_of_others * counters.cpu_wait_s, 0.0)
@@ -174,16 +184,17 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
     half_squared = 0.0
     lag1 = 0.0
     for begin, end in levels:
-        share = (end - begin) / compared_s.size
+        share_of_steps = (end - begin) / compared_s.size
         distance_s = float(seconds[begin:end].mean()) - mean_s
         model_of_level = replace(model, begin=begin, end=end)
         interval = model_of_level.interval_of(seconds)
         if interval is not None:
             half_of_level_s = interval.high - interval.mean
-            half_squared += (share * half_of_level_s) ** 2
+            half_squared += (share_of_steps * half_of_level_s) ** 2
             lag1 = max(lag1, interval.lag1)
         if interval is None or len(levels) > 2:
-            half_squared += (_NORMAL_95 * share * distance_s) ** 2
+            # the level itself is random
+            half_squared += (_NORMAL_95 * share_of_steps * distance_s) ** 2
     half_s = math.sqrt(half_squared)
     if mean_s <= 0.0:
         return Interval(
@@ -304,7 +315,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         UsageError: no run measured a step.
     """
     runs: list[Run] = []
-    # the folder of a run, and why it cannot be used, or what lowers the trust in it
+    # pairs: the folder of a run, and why it cannot be used (or what lowers the trust in it)
     unusable: list[tuple[Path, str]] = []
     doubts: list[tuple[Path, str]] = []
     for entry in entries:
@@ -322,12 +333,12 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             raise UsageError(f"{label}: expected runs, given none")
         folder, reason = unusable[0]
         raise UsageError(f"{label}: {folder}: {reason}")
-    statements = [(folder, f"is left out: {reason}") for folder, reason in unusable]
-    grouped_notes = _merged_notes([*statements, *doubts], len(entries))
-    notes = [f"{label}: {note}" for note in grouped_notes]
-    differences: list[str] = []
-    for run in runs[1:]:
-        differences += _differences_of_repeats(runs[0], run)
+    left_out = [(folder, f"is left out: {reason}") for folder, reason in unusable]
+    merged_notes = _merged_notes([*left_out, *doubts], len(entries))
+    notes = [f"{label}: {note}" for note in merged_notes]
+    differences: list[str] = []  # between the first run and each repeat
+    for repeat in runs[1:]:
+        differences += _differences_of_repeats(runs[0], repeat)
     if differences:
         names = ", ".join(dict.fromkeys(differences))  # without repetitions
         notes.append(f"{label}: its runs differ in {names}")
@@ -374,6 +385,7 @@ def _measured_steps(entry: Entry) -> list[StepRow]:
     if not has_steps_file:  # the run ended before its first step
         return []
     steps = mean_over_ranks(entry.rows.of_stages("measure"))
+    # ``seconds`` are the times of the device
     return [row for row in steps if row.seconds is not None]
 
 
@@ -431,7 +443,7 @@ def _short_reason(entry: Entry) -> str:
 
 
 def _differences_of_repeats(run: Run, repeat: Run) -> list[str]:
-    """Return what differs in the environments of two repeats; nothing else may differ."""
+    """Return what differs in the environments of two repeats; raise UsageError if anything else differs."""
     differences = incomparable_facts(run.record, repeat.record)
     ignored = SEEDS | {"program"}  # the program's own arguments may hold a seed too
     for difference in in_config(run.record, repeat.record):

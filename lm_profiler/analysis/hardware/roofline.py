@@ -173,11 +173,11 @@ def _sheet_rate(device_name: str, dtype: str, float32_as: Dtype | None) -> Rate 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
     """Return the mean FLOP/s of all matrix products at the rates of their dtypes; ``usual`` if one rate is unknown."""
-    flops: Counter[str] = Counter()
+    flops_by_dtype: Counter[str] = Counter()
     for floor in floors:
-        flops.update(floor.flops)
-    seconds = _compute_s(flops, rates)
-    return flops.total() / seconds if seconds else usual.flops_per_s
+        flops_by_dtype.update(floor.flops)
+    seconds = _compute_s(flops_by_dtype, rates)
+    return flops_by_dtype.total() / seconds if seconds else usual.flops_per_s
 
 
 def clock_share(
@@ -209,9 +209,9 @@ def sheet_clock_hz(
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None
     multiprocessor_flops_per_s = peak_flops_per_s / multiprocessors
-    flops_per_clock: float = 2 ** ceil(
-        log2(multiprocessor_flops_per_s / (max_clock_hz * _ROUNDED))
-    )
+    # the least power of two with which the clock is not above the highest one
+    least_flops_per_clock = multiprocessor_flops_per_s / (max_clock_hz * _ROUNDED)
+    flops_per_clock: float = 2 ** ceil(log2(least_flops_per_clock))
     return multiprocessor_flops_per_s / flops_per_clock
 
 
@@ -364,11 +364,14 @@ def _seconds_and_bound(
         return compute_s or None, None
     if _is_beaten(memory_s, took_s):
         # The phase took less time than its bytes would take from memory, so they were in caches. Only FLOPs count then.
-        return compute_s or None, "compute" if compute_s else None
+        if not compute_s:
+            return None, None
+        return compute_s, "compute"
     if memory_s > compute_s:
         return memory_s, "memory"
     # The floor of a phase without any work is 0 s, and nothing sets it.
-    return compute_s, "compute" if compute_s else None
+    bound = "compute" if compute_s else None
+    return compute_s, bound
 
 
 def beaten_floors(
@@ -420,6 +423,7 @@ def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
 
 
 def _is_beaten(floor_s: float, took_s: float | None) -> bool:
+    """Return whether a phase took clearly less time than a floor, so that this figure must be wrong."""
     return took_s is not None and floor_s > BEATEN * took_s
 
 

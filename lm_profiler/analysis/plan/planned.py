@@ -268,7 +268,7 @@ def capacity(device_name: str) -> Capacity:
     Raises:
         UsageError: it means no GPU, or several that differ in memory or speed, which the message lists.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, Row] = {}  # by each name of a GPU with known memory
     for row in ROWS:
         if row.gib is not None:
             rows.update(dict.fromkeys(row.names, row))
@@ -310,6 +310,7 @@ def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
 
 
 def _speed_and_memory(row: Row) -> tuple[Any, ...]:
+    """Return what a plan depends on: rows with equal values need not be told apart."""
     return (row.gib, row.gpu, row.tf32, row.bfloat16, row.float16)
 
 
@@ -436,6 +437,7 @@ def _next_size_if_stuck(
 
 
 def _fitting_sizes(bytes_by_size: Mapping[int, int], free_bytes: float) -> list[int]:
+    """Return the known sizes that fit, the smallest first."""
     return sorted(
         size for size, size_bytes in bytes_by_size.items() if size_bytes <= free_bytes
     )
@@ -445,9 +447,9 @@ def _size_that_needs(
     free_bytes: float, bytes_by_size: Mapping[int, int], small: int, large: int
 ) -> int:
     """Return the size at which a line through the needs of two sizes reaches ``free_bytes``."""
-    rise = bytes_by_size[large] - bytes_by_size[small]
-    if rise == 0:  # the line never reaches them
+    rise_bytes = bytes_by_size[large] - bytes_by_size[small]
+    if rise_bytes == 0:  # the line never reaches ``free_bytes``
         return _USUAL_GROWTH * large
     bytes_left = free_bytes - bytes_by_size[small]
-    sizes_left = bytes_left * (large - small) / rise
-    return int(small + sizes_left)
+    growth = bytes_left * (large - small) / rise_bytes
+    return int(small + growth)
