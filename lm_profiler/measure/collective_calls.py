@@ -307,6 +307,7 @@ class StreamWaits:
         set_stream = self._cuda.set_stream
 
         def noting_wait_event(stream: Any, event: Any) -> None:
+            """Let ``stream`` wait for ``event``, and note the wait if it is that of the computing stream."""
             # The events below are recorded on the current stream, so it must be the one that waits.
             is_computing = (
                 stream == computing_stream
@@ -321,6 +322,7 @@ class StreamWaits:
             self.waits.append(StreamWait(at_ns, begin, self._record()))
 
         def noting_set_stream(stream: Any) -> None:
+            """Set the current stream, and note when, and whether it is another one than the computing stream."""
             set_stream(stream)
             if stream is not None:  # torch ignores None
                 self._switches.append((self._clock(), stream != computing_stream))

@@ -123,6 +123,7 @@ def qualified_name(code: CodeType) -> str:
     """
     name = code.co_name
     if sys.version_info >= (3, 11):
+        # without lambdas and comprehensions at the end, such as ``Model.loss.<locals>.<lambda>``
         name = re.sub(r"(\.<locals>\.<\w+>)+$", "", code.co_qualname)
     return name
 
@@ -162,7 +163,7 @@ def user_lines(
     without what a function with the code ``callees_left_out`` calls, only these are returned.
     """
     lines: list[tuple[str, int, str]] = []
-    left_out: list[tuple[str, int, str]] = []
+    left_out: list[tuple[str, int, str]] = []  # inside of ``callees_left_out``
     for frame, line in walk_stack(innermost):
         if frame.f_code in inside:
             break

@@ -353,6 +353,7 @@ class ChunkReader:
             marks_ns = all_ns[:, layout.places]  # [step, mark within the step]
             begin_ns[indices] = marks_ns[:, 0]
             end_ns[indices] = marks_ns[:, -1]
+            # [step, interval] times [interval, TIMED]: the layout says to which part each interval belongs
             between_marks_s = np.diff(marks_ns, axis=1) * 1e-9
             host_s[indices] = between_marks_s @ layout.parts
         seconds = host_s if self.stream is None else device_s

@@ -69,6 +69,7 @@ class Timeline:
         self._choose_note()
 
     def unobserve(self, *observers: Callable[[int], None]) -> None:
+        """Call these ``observers`` no longer."""
         self.observers = tuple(
             observer for observer in self.observers if observer not in observers
         )
@@ -164,8 +165,9 @@ class Timeline:
         last_entry = self._tape[-1]
         if isinstance(last_entry, TapeReading):
             return 0
-        if isinstance(last_entry, tuple):
-            return int(last_entry[0])
+        if isinstance(last_entry, tuple):  # with the device's event
+            host_ns, *_ = last_entry
+            return int(host_ns)
         return int(last_entry)
 
     @property

@@ -95,16 +95,16 @@ class ModuleCopy:
         return self._container(value)
 
     def _keep(self, original: Any, copied: Any) -> Any:
+        """Return ``copied``, which every further occurrence of ``original`` gets too."""
         self._copies[id(original)] = (original, copied)
         return copied
 
     def _module(self, module: nn.Module) -> nn.Module:
         """Return a copy of ``module`` without its hooks and without its compiled call."""
-        if (
-            isinstance(module, torch.jit.ScriptModule)
-            or type(module).__name__ in _UNCOPYABLE
-        ):
-            raise UncopyableError(f"a {type(module).__name__} cannot be copied")
+        class_name = type(module).__name__
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        if is_script or class_name in _UNCOPYABLE:
+            raise UncopyableError(f"a {class_name} cannot be copied")
         clone: nn.Module = self._keep(module, object.__new__(type(module)))
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
@@ -212,6 +212,8 @@ def audit(
     """
 
     def copy_of(original: Any, float_dtype: torch.dtype | None) -> Any:
+        """Return a copy on ``device`` whose floating-point tensors have ``float_dtype``; None keeps their dtype."""
+
         def copy_tensor(tensor: Tensor) -> Tensor:
             dtype = float_dtype if tensor.is_floating_point() else None
             return tensor.detach().to(device=device, dtype=dtype, copy=True)

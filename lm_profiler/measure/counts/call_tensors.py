@@ -44,6 +44,7 @@ def base_name(operator: Any) -> str:
 
 def changed_arguments(operator: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the tensors among the arguments that a call changes, according to the schema of ``operator``."""
+    # an argument may be passed by its position or by its name
     changed_positions, changed_names = _changed_by_schema(operator)
     for position in changed_positions:
         if position < len(args):

@@ -155,10 +155,9 @@ def formula_of(operator: Any) -> Formula | None:
         return _HIGHER_ORDER[base]
     # A packet is an operator with all its overloads.
     packets = [getattr(operator, "overloadpacket", operator)]
-    works_in_place = (
-        namespace == "aten" and base.endswith("_") and not base.startswith("__")
-    )
-    if works_in_place:
+    # names such as ``__and__`` also end with an underscore
+    works_in_place = base.endswith("_") and not base.startswith("__")
+    if namespace == "aten" and works_in_place:
         # ``addmm_`` has the formula of ``addmm``
         packets.append(getattr(torch.ops.aten, base[:-1], None))
     for packet in packets:
@@ -223,6 +222,7 @@ def _stored_elements(factor: Tensor) -> int:
 def _convolution(
     x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any
 ) -> int:
+    """Count a convolution; ``out_val`` is its result."""
     # ``rest`` is bias, stride, padding, dilation, whether it is transposed, …
     is_transposed = rest[4]
     return _convolution_flops(x.shape, weight, out_val.shape, is_transposed)
@@ -258,7 +258,10 @@ def _convolution_flops(
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    # Two matmuls: the scores of queries and keys, and the weighted sums of values.
+    """Count attention of queries [batch, heads, time, width], with keys and values alike.
+
+    It has two matmuls: the scores of queries and keys, and the weighted sums of values.
+    """
     scores = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * scores * (query.shape[-1] + value.shape[-1])
 
@@ -292,15 +295,21 @@ def _multi_head_attention(
     *weights: Any,
     **__: Any,
 ) -> int:
-    """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums."""
+    """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums.
+
+    The tensors are batches of sequences; ``width`` is that of all ``heads`` together.
+    """
     query_lengths = _lengths(query)
     key_lengths = _lengths(key)
     # Queries are projected, and so are results, which have as many rows; then keys and values.
     projected_rows = 2 * sum(query_lengths) + sum(key_lengths) + sum(_lengths(value))
+    projections = 2 * width * width * projected_rows
     pairs = sum(
         queries * keys for queries, keys in zip(query_lengths, key_lengths, strict=True)
     )
-    return 2 * width * width * projected_rows + 4 * width * pairs
+    # 2 for a score, and 2 for adding a weighted value
+    attention = 4 * width * pairs
+    return projections + attention
 
 
 def _encoder_layer(x: Tensor, width: int, heads: int, *weights: Any, **__: Any) -> int:
@@ -328,11 +337,13 @@ def _lengths(sequences: Tensor) -> list[int]:
 def _recurrent_layer(
     x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any
 ) -> int:
+    """Count a recurrent layer: each element of the sequences ``x`` meets both weights once."""
     tokens = prod(x.shape[:-1])
     return 2 * tokens * (w_input.numel() + w_hidden.numel())
 
 
 def _recurrent_layers(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    """Count several recurrent layers: each element of the sequences ``x`` meets all matrices once."""
     tokens = prod(x.shape[:-1])
     matrices = [weight for weight in weights if weight.ndim == 2]  # without biases
     return 2 * tokens * sum(matrix.numel() for matrix in matrices)
@@ -518,6 +529,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     @property
     def sees_all(self) -> bool:
+        """Whether all work came from operators: no formula counted a Function, and no foreign kernel was found."""
         return not self._functions and not self._foreign_kernels.counts
 
     def begin_pass(self) -> None:
@@ -557,6 +569,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return flops
 
     def _kind_of_work(self) -> str:
+        """Return to which kind of ``WORK`` the operator that runs belongs."""
         if self.is_in_optimizer:
             return "optimizer"
         return _kind_of_pass(self._thread)
@@ -634,13 +647,16 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return nullcontext()
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add the FLOPs of one call of the operator ``func``, and the bytes that it reads in forward."""
+        """Add the FLOPs of one call of the operator ``func``, and the bytes that it reads in forward.
+
+        The two are independent: if one becomes unknown, the other is still counted.
+        """
         if self._failure is None:
             try:
                 formula = self._formula_of(func)
-                flops = (
-                    0 if formula is None else formula(*args, **kwargs, out_val=result)
-                )
+                flops = 0
+                if formula is not None:
+                    flops = formula(*args, **kwargs, out_val=result)
                 if flops:
                     work = self._kind_of_work()
                     self._flops[work, _dtype(args, kwargs)] += flops
@@ -794,20 +810,22 @@ class StepFlops:
     def __call__(self, code: int) -> None:
         """Switch counting on or off for the part of the step that a mark begins."""
         reading = self._timeline.reading()
-        stack = reading.stack
-        self._counter.counting = stack[-1] in _COUNTED_PARTS
-        self._counter.is_in_optimizer = stack[-1] == OPTIMIZER
-        is_in_forward = FORWARD in stack
+        open_parts = reading.stack
+        innermost_part = open_parts[-1]
+        self._counter.counting = innermost_part in _COUNTED_PARTS
+        self._counter.is_in_optimizer = innermost_part == OPTIMIZER
+        is_in_forward = FORWARD in open_parts
         if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
         self._is_in_forward = is_in_forward
-        is_outside = stack[-1] == OUTSIDE  # in a validation, for example
+        is_outside = innermost_part == OUTSIDE  # in a validation, for example
         if self._operators is not None and not is_outside:
-            begins_step = len(reading.step.codes) == 1
+            begins_step = len(reading.step.codes) == 1  # it has only this mark
             if begins_step:
                 self._operators.guard.run(self._operators.begin_step)
-            self._operators.phase = PARTS[stack[-1]]
-        self._enter_or_leave(not _COUNTED_PARTS.isdisjoint(stack))
+            self._operators.phase = PARTS[innermost_part]
+        is_in_counted_part = not _COUNTED_PARTS.isdisjoint(open_parts)
+        self._enter_or_leave(is_in_counted_part)
 
     @property
     def sees_all(self) -> bool:

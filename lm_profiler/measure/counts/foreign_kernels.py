@@ -101,9 +101,8 @@ class ForeignKernels:
     ) -> None:
         """Count the inputs that are read although no operator wrote them: a foreign kernel did."""
         for storage in inputs:
-            is_view = not may_write and any(
-                storage is candidate for candidate in results
-            )
+            is_in_results = any(storage is candidate for candidate in results)
+            is_view = is_in_results and not may_write
             if id(storage) not in self._unwritten or is_view:
                 continue
             reference, function = self._unwritten.pop(id(storage))
@@ -120,6 +119,7 @@ def _may_write(operator: Any, name: str, kwargs: Any) -> bool:
 
 
 def _storages(value: Any) -> Iterator[Any]:
+    """Yield the storages of the dense tensors in a nested ``value``."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
             yield leaf.untyped_storage()

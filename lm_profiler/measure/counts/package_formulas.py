@@ -182,6 +182,7 @@ class AttentionFormula:
     times_forward: int = 1  # FLOPs as a multiple of those of the forward
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        """Count a call of the operator with these arguments; its result ``out_val`` is not needed."""
         arguments = self._arguments(args, kwargs)
         return self.times_forward * attention_flops(self.operator, arguments)
 
@@ -193,6 +194,7 @@ class AttentionFormula:
     def _arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """Return all arguments of a call by their names."""
         names = self.argument_names.split()
         return {**dict(zip(names, args, strict=False)), **kwargs}
 

@@ -66,6 +66,7 @@ def _description_of(entry: Any) -> str:
 
 
 def is_compiled_in(module: nn.Module) -> bool:
+    """Return whether ``module``, or any module in it, was compiled."""
     return any(is_compiled(part) for part in module.modules())
 
 

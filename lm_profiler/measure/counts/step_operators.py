@@ -182,15 +182,16 @@ class StepOperators:
         (sharpness-aware minimization, meta-learning), or to combine the gradients of several passes (differential
         privacy). It then changes weights, or clears all gradients although no optimizer has used them.
         """
-        left = self._left_parameters
+        states_before = self._left_parameters
         self._left_parameters = None
-        if left is None:
+        if states_before is None:
             return
+        states_after = self._states_of_parameters()
         weights: dict[int, None] = {}  # storages, in order
-        gradients: list[int] = []
+        gradients: list[int] = []  # storages
         are_weights_changed = False
         is_any_gradient_kept = False
-        for before, after in zip(left, self._states_of_parameters(), strict=False):
+        for before, after in zip(states_before, states_after, strict=False):
             weights[before.weight.storage] = None
             if before.weight != after.weight:
                 are_weights_changed = True
@@ -240,6 +241,7 @@ class StepOperators:
         return states
 
     def _state_of(self, tensor: Tensor) -> _TensorState:
+        """Return the storage of ``tensor`` and its version; 0 for an inference tensor, which has none."""
         version = 0
         if not tensor.is_inference():
             version = WEIGHT_VERSION.get_or(tensor, 0)
@@ -253,7 +255,10 @@ class StepOperators:
         result: Any,
         began_ns: int,
     ) -> None:
-        """Record a call of ``operator``, which has just returned ``result``; skip calls that only make views."""
+        """Record a call of ``operator``, which has just returned ``result``; skip calls that only make views.
+
+        ``began_ns`` is when it was called.
+        """
         self._wait()
         seconds = (self.clock() - began_ns) * 1e-9
         if len(self._calls) >= _MOST_CALLS:
@@ -266,15 +271,8 @@ class StepOperators:
         results = dense_tensors(result_leaves)
         if has_sparse(arguments) or has_sparse(result_leaves):
             self._has_sparse_tensors = True
+        self._note_gradients_required(inputs)
 
-        for tensor in inputs:
-            is_parameter = isinstance(tensor, nn.Parameter)
-            if tensor.requires_grad and tensor.is_leaf and not is_parameter:
-                self._other_leaves[id(tensor)] = ref(tensor)
-            if tensor.requires_grad and self.phase == _FORWARD:
-                storage = self._storages.number_of(tensor)
-                if storage not in self._known_storages:
-                    self._has_gradients_of_inputs = True
         access = self._access_of_call(operator, args, kwargs, inputs, results)
         written = access.changed | access.made
         self._known_storages |= written
@@ -298,6 +296,7 @@ class StepOperators:
             written=sorted(written),
             is_deterministic=is_of_model and _is_deterministic(operator),
         )
+        has_sequence_kernel = cell is not None and _has_sequence_kernel(cell, inputs)
         largest_result = max(results, key=Tensor.numel, default=None)
         result_elements = 0 if largest_result is None else largest_result.numel()
         input_elements = max(map(Tensor.numel, inputs), default=0)
@@ -323,14 +322,25 @@ class StepOperators:
                 makes_double=_makes_double(largest_result),
                 multiplies_by_zero=_multiplies_by_zero(name, args),
                 is_of_cell=cell is not None,
-                has_sequence_kernel=cell is not None
-                and _has_sequence_kernel(cell, inputs),
+                has_sequence_kernel=has_sequence_kernel,
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
                 zero_rows=zero_rows_of_table(name, largest_result),
             )
         )
+
+    def _note_gradients_required(self, inputs: Sequence[Tensor]) -> None:
+        """Note which ``inputs`` of a call require a gradient although they are no parameters, such as a batch."""
+        for tensor in inputs:
+            if not tensor.requires_grad:
+                continue
+            if tensor.is_leaf and not isinstance(tensor, nn.Parameter):
+                self._other_leaves[id(tensor)] = ref(tensor)
+            if self.phase == _FORWARD:
+                storage = self._storages.number_of(tensor)
+                if storage not in self._known_storages:
+                    self._has_gradients_of_inputs = True
 
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
         """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
@@ -537,6 +547,7 @@ def _broadcasts(
 
 
 def _have_different_dimensions(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the ``tensors`` differ in their number of dimensions."""
     return len({tensor.dim() for tensor in tensors}) > 1
 
 
@@ -652,6 +663,7 @@ def _has_single_element(layer: nn.RNNBase, frame: FrameType) -> bool:
 
 
 def _makes_double(largest_result: Tensor | None) -> bool:
+    """Return whether the result of a call is a large tensor of float64."""
     if largest_result is None or largest_result.numel() < _LEAST_DOUBLE:
         return False
     return largest_result.dtype in (torch.float64, torch.complex128)

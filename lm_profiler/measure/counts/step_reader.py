@@ -373,6 +373,7 @@ def _checkpoint_spans(instants_ns: Sequence[int]) -> list[_TimeSpan]:
 def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
     """Return what the system counted between the ends of two steps, by the fields of ``StepCounters``."""
     wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
+    # by the names of getrusage(2), which counts since the process began
     used = {
         name: getattr(current.usage, name) - getattr(previous.usage, name)
         for name in _USAGE
@@ -474,6 +475,7 @@ class ThreadTimes(NamedTuple):
 
 
 def _thread_times(schedstat: bytes) -> ThreadTimes:
+    """Return the times in the content of schedstat: two numbers of nanoseconds, and a count that is not used."""
     ran, waited = schedstat.split()[:2]
     return ThreadTimes(int(ran), int(waited))
 

@@ -173,6 +173,7 @@ class ForwardTraffic:
         views: set[int] = set()
         if not writes_input:
             views = result_storages & input_storages
+        # inputs that the pass did not make itself: weights, batches and buffers
         outer_inputs: list[Tensor] = []
         for tensor in inputs:
             is_read = not self._has_made(tensor) and _identity(tensor) not in views
@@ -206,6 +207,7 @@ def _rows_bytes(name: str, inputs: list[Tensor], results: list[Tensor]) -> int |
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the dense tensors in nested ``values``."""
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
             yield leaf
@@ -284,6 +286,7 @@ class TrafficReader:
             self._has_new_gradients = True
             saved_bytes = self._saved_bytes()
             self._add(BACKWARD, sum(saved_bytes.values()) + self._gradient_bytes())
+            # forward has written what it made; the other saved tensors, such as weights, it has only read
             made_storages = self._made_by_forward(saved_bytes)
             written_by_forward = 0
             for storage, size in saved_bytes.items():
@@ -341,6 +344,7 @@ class TrafficReader:
         return regions.bytes_by_storage()
 
     def _is_on_device(self, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is in the memory of the device whose traffic is measured."""
         device = tensor.untyped_storage().device
         # A device without an index stands for all devices of its type.
         is_same_index = self.device.index in (None, device.index)

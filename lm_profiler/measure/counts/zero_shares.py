@@ -78,6 +78,7 @@ def zero_rows_of_table(name: str, result: Tensor | None) -> float:
 
 
 def _share_of_zeros(values: Tensor) -> float:
+    """Return the share of ``values`` that are zero."""
     # not in bfloat16, whose sums of ones end at 256
     dtype = torch.promote_types(values.dtype, torch.float32)
     return float((values == 0).to(dtype).mean())

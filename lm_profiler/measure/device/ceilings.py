@@ -75,8 +75,10 @@ def matmul_ceiling(
         end_ns = clock() + round(budget_s / _PROBES * 1e9)
 
         def left_s(end_ns: int = end_ns) -> float:
+            """Return the seconds that are left of this probe's share of the budget."""
             return (end_ns - clock()) * 1e-9
 
+        # The first probe searches for the best size, which the others repeat.
         if probe == 0:
             free_bytes = usable_bytes(device)
             if device.type == "cpu":
@@ -84,7 +86,8 @@ def matmul_ceiling(
             best = fastest(products, largest_size(free_bytes, dtype), left_s)
         elif best is not None:
             pause(_PAUSE_S)
-            best = _repeat(products, dict([best]), left_s)
+            size, seconds = best
+            best = _repeat(products, {size: seconds}, left_s)
     if best is None:
         return None
     size, seconds = best
@@ -116,7 +119,9 @@ def fastest(
     # the size of a matmul to its least seconds
     seconds: dict[int, float] = {}
     size = SMALLEST
-    previous_s = inf  # the seconds of the previous size
+    previous_s = (
+        inf  # the seconds of the previous size, which had an eighth of the FLOPs
+    )
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
             # Twice, because the first time includes fresh pages and the choice of a kernel.
@@ -126,7 +131,8 @@ def fastest(
         except torch.OutOfMemoryError:  # free memory is fragmented
             break
         is_long_enough = seconds[size] >= LONG_ENOUGH_S
-        has_settled = 8 * previous_s < SETTLED * seconds[size]
+        at_previous_rate_s = 8 * previous_s
+        has_settled = at_previous_rate_s < SETTLED * seconds[size]
         if is_long_enough and has_settled:
             break
         previous_s = seconds[size]
@@ -142,9 +148,13 @@ def _repeat(
     seconds: dict[int, float],
     left_s: Callable[[], float],
 ) -> tuple[int, float] | None:
-    """Repeat the two best sizes until time is up; return the best size and its seconds, None if they are unknown."""
+    """Repeat the two best sizes until time is up; return the best size and its seconds, None if they are unknown.
+
+    ``seconds`` has the least seconds of a matmul by its size, and is updated.
+    """
 
     def seconds_per_flop(size: int) -> float:
+        """Return what is proportional to the time of a FLOP, of which a matmul has 2·size³."""
         if seconds[size] <= 0:  # the clock is too coarse for this size
             return inf
         return seconds[size] / size**3
@@ -200,6 +210,7 @@ class Products:
         return self._seconds(lambda: torch.mm(factor, other_factor, out=product))
 
     def _matrix(self, size: int) -> Tensor:
+        """Return a square matrix of random values."""
         # Repeated tiles, because filling a large matrix with random numbers takes longer than multiplying it.
         tiles = -(-size // _TILE)  # rounded up
         return self._tile.repeat(tiles, tiles)[:size, :size].contiguous()

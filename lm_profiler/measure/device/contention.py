@@ -38,7 +38,8 @@ class CpuReading:
     stolen_s: float  # the time that a hypervisor took from these CPUs, summed over them
     # CPU time by process: of this one and its descendants, with children that have ended
     own_s: dict[int, float]
-    waited_s: dict[int, float] | None  # waiting for a CPU, by thread of these processes
+    # waiting for a CPU, by thread of these processes
+    waited_s: dict[int, float] | None
     # the time in which at least one task of the control group waited for a CPU
     pressure_s: float | None
     # the time in which its CPU limit stopped the control group
@@ -79,6 +80,7 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     threads waited for a CPU, and how long other programs ran there. Our share of what the hypervisor took is added.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]
+    # one rank of those with the same CPUs
     use_by_cpus = {(use.end.machine, use.end.cpus): use for use in long_enough}
     contentions = []
     for (machine, cpus), use in use_by_cpus.items():
@@ -177,6 +179,7 @@ def _waiting_seconds(uses: Sequence[CpuUse]) -> float | None:
 
 
 def _increase(begin: float | None, end: float | None) -> float | None:
+    """Return by how much a count has risen between two readings; None if one of them is unknown."""
     if begin is None or end is None:
         return None
     return max(end - begin, 0.0)

@@ -133,6 +133,7 @@ def _slowest_seconds(
 
 
 def _maximum_over_ranks(value: float, device: torch.device) -> float:
+    """Return, on all ranks, the largest ``value`` of any rank."""
     maximum = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(maximum, dist.ReduceOp.MAX)
     return maximum.item()
@@ -159,6 +160,7 @@ def _collective(
     whole_tensor = torch.empty(ranks, part, device=device)
 
     def has_result(result: Tensor, expected: Tensor | float) -> bool:
+        """Return whether all elements of ``result`` are as ``expected``, and clear the tensor that is exchanged."""
         is_right = bool((result == expected).all())
         whole_tensor.zero_()  # because repeated sums of sums would soon be infinite
         return is_right

@@ -171,7 +171,10 @@ def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
 
 
 def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
-    """Return the share of time in which kernels of each other process ran; processes without kernels are left out."""
+    """Return, by process id, the share of time in which kernels of each other process ran; None if it is unknown.
+
+    Processes without kernels are left out. ``since_us`` is in microseconds since 1970.
+    """
     try:
         samples = gpu.nvml.nvmlDeviceGetProcessUtilization(gpu.handle, since_us)
     except Exception as error:
@@ -252,11 +255,11 @@ class TelemetrySampler:
         begin = bisect_left(samples, began_s, key=attrgetter("at_s"))
         end = bisect_left(samples, ended_s, key=attrgetter("at_s"))
         samples_between = samples[begin:end]
-        return _median(
-            sample.sm_clock_hz for sample in samples_between
-        ), _throttle_reasons(samples_between)
+        clock_hz = _median(sample.sm_clock_hz for sample in samples_between)
+        return clock_hz, _throttle_reasons(samples_between)
 
     def _collect(self, samples: deque[_Sample], stopping: threading.Event) -> None:
+        """Add samples until ``stopping`` is set, and a last one then. Runs in the background thread."""
         samples.append(self._sample())
         while not stopping.wait(self.period_s):
             samples.append(self._sample())
@@ -300,20 +303,12 @@ def _telemetry_of_samples(samples: Sequence[_Sample], uuid: str) -> Telemetry | 
     """Return what the samples of one GPU show: medians, the energy between first and last; None without samples."""
     if not samples:
         return None
-    first_j, last_j = samples[0].energy_j, samples[-1].energy_j
-    energy_j = None  # the counter may restart, and GPUs before Volta have none
-    if (
-        first_j is not None
-        and last_j is not None
-        and last_j >= first_j
-        and len(samples) > 1
-    ):
-        energy_j = last_j - first_j
     clock_hz = _median(sample.sm_clock_hz for sample in samples)
     highest_hz = _median(sample.max_sm_clock_hz for sample in samples)
     clock_share = None
     if clock_hz and highest_hz:
         clock_share = clock_hz / highest_hz
+    energy_j = _energy_between(samples[0], samples[-1]) if len(samples) > 1 else None
     return Telemetry(
         samples=len(samples),
         duration_s=samples[-1].at_s - samples[0].at_s,
@@ -330,7 +325,20 @@ def _telemetry_of_samples(samples: Sequence[_Sample], uuid: str) -> Telemetry | 
     )
 
 
+def _energy_between(first: _Sample, last: _Sample) -> float | None:
+    """Return the energy in joules from the first sample to the last; None if it is unknown.
+
+    The counter of energy may restart, and GPUs before Volta have none.
+    """
+    if first.energy_j is None or last.energy_j is None:
+        return None
+    if last.energy_j < first.energy_j:
+        return None
+    return last.energy_j - first.energy_j
+
+
 def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values; None if there are none."""
     known_values = _without_none(values)
     return median(known_values) if known_values else None
 

@@ -126,6 +126,7 @@ def _answer_no(*tensors: object) -> bool:
 
 
 def _to_float32(value: Any) -> Any:
+    """Return a tensor in half precision as float32; anything else unchanged."""
     if isinstance(value, Tensor) and value.dtype in _HALF_PRECISION:
         return value.float()
     return value
@@ -222,7 +223,8 @@ def _attention(
     is_half = query.dtype in _HALF_PRECISION
     has_fused_shape = query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
 
-    has_cudnn = gpu[0] in (9, 10) and switches.cudnn_sdp_enabled()
+    is_hopper_or_blackwell = gpu[0] in (9, 10)
+    has_cudnn = is_hopper_or_blackwell and switches.cudnn_sdp_enabled()
     has_flash = gpu >= _AMPERE and switches.flash_sdp_enabled()
     takes_dtype = is_half or query.dtype == torch.float32
     if gpu < _AMPERE and query.dtype == torch.bfloat16:
@@ -231,11 +233,13 @@ def _attention(
         switches.mem_efficient_sdp_enabled() and takes_dtype and not is_grouped
     )
 
-    if has_fused_shape and is_half and attn_mask is None and (has_cudnn or has_flash):
+    takes_half_kernels = has_fused_shape and is_half
+    has_kernel_without_mask = has_cudnn or has_flash
+    if takes_half_kernels and attn_mask is None and has_kernel_without_mask:
         result = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
-    elif has_fused_shape and is_half and has_cudnn:
+    elif takes_half_kernels and has_cudnn:
         result = aten._scaled_dot_product_cudnn_attention(
             query, key, value, *mask_arguments, False, scale=scale
         )
@@ -259,6 +263,7 @@ def _attention(
 
 
 def _to_autocast_dtype(tensor: Tensor) -> Tensor:
+    """Return a tensor of floats in the dtype of autocast; others, such as indices, unchanged."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))

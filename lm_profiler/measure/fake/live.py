@@ -104,10 +104,10 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
             tensors = [
                 leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)
             ]
+            # an upper bound of the CPU's own copies in padded layouts
             copied_bytes = 2 * sum(tensor.nbytes for tensor in tensors)
-            self.convolution_bytes = max(
-                self.convolution_bytes, self.held_bytes + copied_bytes
-            )
+            bytes_while_running = self.held_bytes + copied_bytes
+            self.convolution_bytes = max(self.convolution_bytes, bytes_while_running)
         return result
 
     def begin(self) -> None:
@@ -122,9 +122,9 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         sizes = {
             storage_id: block.size for storage_id, (_, block) in self._counted.items()
         }
-        self.notes = StorageNotes(
-            sizes, workspaces=self.held_bytes - sum(sizes.values())
-        )
+        # what is held without a storage
+        workspaces = self.held_bytes - sum(sizes.values())
+        self.notes = StorageNotes(sizes, workspaces)
         self.most_gathered = sum(self._gathered.values())
         return self.notes
 
@@ -152,6 +152,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         resize = torch.UntypedStorage.resize_
 
         def counting_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            """Resize a storage, and count it with its new size as memory of gathered weights."""
             result = resize(storage, size)
             storage_id = id(storage)
             if storage_id in self._counted:
@@ -330,11 +331,13 @@ class CachingAllocator:
         return MemoryBlock(segment_bytes, address, is_small)
 
     def _add_free(self, block: MemoryBlock) -> None:
+        """Add a free block to the list of its pool, and to the two tables by which it is merged with others."""
         insort(self._free_blocks[block.is_small], block)
         self._free_by_begin[block.address] = block
         self._free_by_end[block.address + block.size] = block
 
     def _remove_free(self, block: MemoryBlock) -> None:
+        """Remove a block from where ``_add_free`` has added it: it is used again, or merged."""
         free_blocks = self._free_blocks[block.is_small]
         del free_blocks[bisect_left(free_blocks, block)]
         del self._free_by_begin[block.address]

@@ -79,6 +79,8 @@ class _PackHooks:
         """A constructor of ``saved_tensors_hooks`` whose pack hook sets ``is_running``."""
 
         def init(hooks: Any, pack: Callable[[Tensor], Any], unpack: Any) -> None:
+            """Construct ``hooks`` with torch's own constructor, and a ``pack`` that is noted while it runs."""
+
             def pack_and_note(tensor: Tensor) -> Any:
                 self.is_running = True
                 try:
@@ -99,6 +101,7 @@ class _PackHooks:
         """
 
         def move_or_refuse(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+            """Call ``move``, unless a pack hook or an optimizer would move ``tensor`` to the host."""
             if self.is_running and goes_to_host(*args, **options):
                 raise Uncounted(
                     "a hook of the program moves saved tensors to the host; only torch's own save_on_cpu can be planned"

@@ -269,6 +269,7 @@ def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement of ``choose`` (``max`` or ``min``): if one of the numbers is unknown, so is the result."""
 
     def choose_or_unknown(*args: Any, **kwargs: Any) -> Any:
+        """Call ``choose``; if it has to compare an unknown number with another one, return an unknown number."""
         try:
             return choose(*args, **kwargs)
         except DependsOnValues:
@@ -286,6 +287,7 @@ def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement of ``make`` (which makes a tensor from numbers) that accepts unknown numbers."""
 
     def make_or_forget(data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``make``; if one of the numbers in ``data`` is unknown, the values of the tensor are unknown."""
         numbers = [data]
         if isinstance(data, (list, tuple)):
             numbers = tree_leaves(data)
@@ -305,6 +307,7 @@ def _always_finite(answer: bool, check: Callable[..., Any]) -> Callable[..., Any
     """
 
     def check_or_assume(value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Return ``answer`` for an unknown number, a tensor of it for a tensor without values, else check."""
         if isinstance(value, Unknown):
             return answer
         is_unknown = isinstance(value, FakeTensor) and value.constant is None

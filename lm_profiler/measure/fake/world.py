@@ -165,6 +165,7 @@ def _leave_weights_unfilled() -> None:
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Stand in for an initializer of ``nn.init``: return ``tensor``, whose values are unknown from now on."""
     if isinstance(tensor, FakeTensor):
         cast(KnownValues, tensor.fake_mode).forget(tensor)
     return tensor
@@ -180,6 +181,7 @@ def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compile_code)
     def compile_or_run(*args: Any, **options: Any) -> Any:
+        """Call ``torch.compile``; calls of a function that it compiles are noted."""
         torch.compiler.set_stance("force_eager")
         compiled = compile_code(*args, **options)
         is_function = bool(args) and inspect.isfunction(args[0])
@@ -246,6 +248,7 @@ def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def bincount(
         values: Tensor, weights: Tensor | None = None, minlength: int = 0
     ) -> Tensor:
+        """Return ``minlength`` zeros; without it, call torch's own function, whose result depends on the values."""
         if not minlength:
             return count(values, weights)
         like = values if weights is None else weights

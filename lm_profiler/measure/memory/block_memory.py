@@ -80,6 +80,7 @@ def _largest_parent(saved_by_layer: dict[_Layer, list[Allocation]]) -> str | Non
 
 def _grouped(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Return one row for each group of equal allocations, with their count; the most bytes first."""
+    # by the text of an allocation, which cannot be hashed
     groups: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         groups.setdefault(repr(allocation), []).append(allocation)

@@ -104,6 +104,7 @@ class _PeakReading(NamedTuple):
 
 
 def _peak_and_total(reading: _PeakReading) -> tuple[int, int]:
+    """Return a sort key: by the peak, and of equal peaks by what was held."""
     return reading.peak_bytes or 0, reading.held.total
 
 
@@ -198,11 +199,13 @@ class HoldingsReader:
             self.moments["after_optimizer"] = split_by_cause(self.held_bytes(), held)
         if ended_part is not None and ended_part != OUTSIDE:
             reading = _PeakReading(peak_bytes, self._held_at_peak(peak_bytes, held))
-            highest = self._peaks_by_part.get(ended_part, reading)
-            self._peaks_by_part[ended_part] = max(highest, reading, key=_peak_and_total)
+            highest_before = self._peaks_by_part.get(ended_part, reading)
+            highest = max(highest_before, reading, key=_peak_and_total)
+            self._peaks_by_part[ended_part] = highest
         self._part = code
         self._held_at_begin = held
         self._highest_at_gradient_hook = None
+        # gradients are the second field of ``Holdings``
         _, gradient_storages, *_ = causes
         self._arrived_gradients = gradient_storages
 
@@ -331,14 +334,16 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
             storage = _storage_of(piece)
             if storage is None:
                 continue
-            storage_device = storage.device
-            is_on_device = storage_device == device or (
-                storage_device.type == device.type
-                and device.index in (None, storage_device.index)
-            )
-            if is_on_device:
+            if _is_same_device(storage.device, device):
                 sizes[id(storage)] = storage.nbytes()
     return sizes
+
+
+def _is_same_device(device: torch.device, wanted: torch.device) -> bool:
+    """Return whether ``device`` is the ``wanted`` one; one without an index stands for all devices of its type."""
+    if device == wanted:
+        return True
+    return device.type == wanted.type and wanted.index in (None, device.index)
 
 
 def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:

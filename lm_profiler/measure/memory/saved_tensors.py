@@ -72,9 +72,11 @@ class SavedTensors:
             _, self.is_watching = self._exit(), False
 
     def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
+        """Return what autograd keeps in place of ``tensor``, and gives to ``_unpack`` when it needs the tensor."""
         return self._guard.run(self._keep, tensor) or tensor
 
     def _keep(self, tensor: Tensor) -> _SavedTensor:
+        """Wrap ``tensor``, and keep the wrapper in a weak set as long as autograd keeps it."""
         # detached, because an operator that saves its own output would make a reference cycle
         packed = _SavedTensor(tensor.detach())
         self._packed.add(packed)

@@ -321,6 +321,7 @@ class StorageNotes:
         )
 
     def _block_memory(self, saved: Iterable[_Note]) -> BlockMemory | None:
+        """Return the memory of one block of a module that repeats blocks; None if it has none."""
         gradients = []
         for note in self._notes:
             if note.cause == "gradients":
