@@ -135,7 +135,7 @@ def binding(run: RunFacts) -> Verdict | None:
         ),
     )
     if verdict is None:
-        verdict = _unbound(run)
+        verdict = _verdict_without_bottleneck(run)
     return _with_certainty(verdict, run)
 
 
@@ -368,7 +368,7 @@ def _check_compute(run: RunFacts) -> Verdict | None:
     )
 
 
-def _unbound(run: RunFacts) -> Verdict:
+def _verdict_without_bottleneck(run: RunFacts) -> Verdict:
     """Return the verdict for a run without a bottleneck; it states what is conspicuous, such as a low utilisation."""
     outside_share = 1.0 - run.share(*PHASES)
     utilisation = run.utilisation

@@ -716,12 +716,14 @@ def waterfall_of(
     changes = {
         "step_phases": seconds_by_phase,
         "ideal_is_lower_bound": bool(use.flops.uncounted),
-        "needless": _confirmed(divided_step.needless, evidence),
+        "needless": _without_refuted(divided_step.needless, evidence),
     }
     return divided_step.model_copy(update=changes)
 
 
-def _confirmed(works: Iterable[NeedlessWork], evidence: Evidence) -> list[NeedlessWork]:
+def _without_refuted(
+    works: Iterable[NeedlessWork], evidence: Evidence
+) -> list[NeedlessWork]:
     """Return those of ``works``, which the trace shows as possibly needless, that the data flow does not refute.
 
     The trace compares inputs by identity, and does not see changes through ``Tensor.data``. It knows only the shapes
@@ -921,7 +923,8 @@ def _with_figures_so_far(entry: Entry) -> Entry:
 
 def with_failure_of_ranks(record: RunRecord, folder: Path) -> RunRecord:
     """Return ``record``, which rank 0 did not complete, with the failure that caused the end of its ranks."""
-    cause = first_end(read_ends(folder), range(world_of(record) or 1), {})
+    ranks = range(world_of(record) or 1)
+    cause = first_end(read_ends(folder), ranks, codes={})  # exit codes are unknown
     if cause is None or cause.status == "ok":
         return record
     return record.model_copy(update={"status": cause.status, "failure": cause.failure})

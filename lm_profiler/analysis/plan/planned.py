@@ -293,14 +293,14 @@ def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
 
     A name with a further word for another product, such as ``ti``, is not meant.
     """
-    wanted = _words(device_name)
+    wanted = _words_of_name(device_name)
     wanted_without_brands = wanted - _BRANDS
     if not wanted_without_brands:
         return []
     same_names = []
     longer_names = []
     for name in names:
-        words = _words(name)
+        words = _words_of_name(name)
         is_other_product = bool((words - wanted) & _OTHER_PRODUCT)
         if words - _BRANDS == wanted_without_brands:
             same_names.append(name)
@@ -346,7 +346,7 @@ def _enumeration(names: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
-def _words(name: str) -> set[str]:
+def _words_of_name(name: str) -> set[str]:
     """Return the words of a GPU's name, for a search: ``sxm`` is one of them if the GPU exists only on a board."""
     words = set(re.split(r"[\s_-]+", name.casefold().strip())) - {"", "nvidia"}
     is_on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)

@@ -340,8 +340,8 @@ def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
     all_ranks = len(work.own_s)
     if len(ranks) == all_ranks:
         return float(waiting_s.mean())
-    # the waiting that the slow ranks cause, which includes their waiting for each other: it is limited by how long the
-    # others wait
+    # The waiting that the slow ranks cause, as a sum over the other ranks. It includes their waiting for each other, so
+    # it is limited by how long the others wait.
     caused_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
     others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
     return min(caused_s / (all_ranks - len(ranks)), others_waiting_s)
@@ -365,6 +365,7 @@ def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFi
     unsure = RankFinding(
         kind="unsure", phase=RANK_PARTS[uneven_part], others_wait_s=waits_s, steps=steps
     )
+    # If one rank causes nearly all waiting, ranks do not take turns, but it is not certain that this rank is slow.
     caused_s = work.caused_s.sum(axis=1)
     worst = int(caused_s.argmax())
     if caused_s[worst] > _SINGLE_CAUSE * caused_s.sum():

@@ -256,7 +256,7 @@ def work_of(
         by_rank_s = []
         for rank, track in enumerate(tracks):
             ends_ns = slices.ends_ns[:, rank]
-            by_rank_s.append(_own_s(track, ends_ns, calls_by_rank[rank], part))
+            by_rank_s.append(_own_work_s(track, ends_ns, calls_by_rank[rank], part))
         return np.stack(by_rank_s, axis=1)
 
     return RanksWork(
@@ -295,7 +295,7 @@ def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
     return np.asarray(waited_ns.reshape(steps, parts), dtype=np.float64)
 
 
-def _own_s(
+def _own_work_s(
     track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None
 ) -> Seconds:
     """Return [K] one rank's own work in ``part`` (None: in all parts), in the time slices that end at ``ends_ns``."""

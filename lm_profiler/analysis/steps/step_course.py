@@ -341,7 +341,9 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
 def _sums_around(sums: Series) -> Series:
     """Return (n, n + 1) the sums over all before and after each segment, from the (n, n + 1) sums of segments."""
     count = len(sums)
+    # of the segments [0, b), by b in rows
     sums_before = sums[0, :count, None]
+    # of the segments [e, n), by e in columns; nothing comes after n
     sums_after = np.append(sums[:, count], 0.0)[None, :]
     return np.asarray(sums_before + sums_after)
 

@@ -137,6 +137,7 @@ class StepModel:
         warm_up_s = np.full(self.cut, self.levels[0])
         later_s = np.repeat(self.levels, np.diff(self.edges))
         level_by_step_s = np.concatenate([warm_up_s, later_s])
+        # (n,) what the trend and the pattern add to the logarithm of the level
         logs = self.trend
         if self.pattern is not None:
             logs = logs + self.pattern.repeated(level_by_step_s.size)
@@ -156,7 +157,7 @@ class StepModel:
             logs += pattern_by_step[indices]
         return np.asarray(self.levels[-1] * np.exp(logs))
 
-    def usual(self, step: int, values: Series) -> float:
+    def usual_value(self, step: int, values: Series) -> float:
         """Return the usual value of a series of the same steps, for comparison with that of ``step``.
 
         It is the mean over the steps of its level that are not odd, and in the same phase of the pattern. If there are
@@ -701,12 +702,14 @@ def _pattern_record(
 
 def _kind_records(model: StepModel) -> list[StepKind]:
     """Return the record's entries for kinds that have steps in the stretch, the most frequent one first."""
-    regular_s = model.parts_of(model.seconds).level
+    stretch_s = model.seconds[model.begin : model.end]
+    regular_s = model.parts_of(
+        model.seconds
+    ).level  # the mean of the most frequent kind
     records = []
     for kind in model.kinds:
         is_member = kind.members[model.begin : model.end]
         if is_member.any() and regular_s > 0.0:
-            stretch_s = model.seconds[model.begin : model.end]
             ratio = float(stretch_s[is_member].mean()) / regular_s
             records.append(StepKind(share=float(is_member.mean()), ratio=ratio))
     return sorted(records, key=lambda record: -record.share)

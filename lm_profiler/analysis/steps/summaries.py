@@ -194,7 +194,7 @@ def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
         ratio = float(model.seconds[index] / expected_s[index])
         excess_s: dict[str, float] = {}
         for part, part_s in parts_s.items():
-            excess_s[part] = float(part_s[index]) - model.usual(index, part_s)
+            excess_s[part] = float(part_s[index]) - model.usual_value(index, part_s)
         # of a slow step the part with the largest excess, of a fast step the one with the smallest
         choose = max if ratio > 1.0 else min
         part = choose(excess_s, key=excess_s.__getitem__)

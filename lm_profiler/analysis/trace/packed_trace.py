@@ -577,6 +577,7 @@ class _Packing:
             if is_module_event(name):
                 self._add_host(event, MODULE, self.name_numbers[name])
         elif category == "fwdbwd" and str(event.get("ph")) in _LINKS:
+            # an end of a link between an operator of forward and its node in backward
             link = _number_in(event.get("id"))
             if link == NONE:
                 raise DamagedEvent("a link without its number")

@@ -135,6 +135,10 @@ class Ledger:
     ) -> None:
         """Add steps, and the spans that ended since the last call.
 
+        A span counts for the term of its name. So its time is subtracted from the place where it lies: from the time
+        that the loop spent away from a step, from the step's part ``other``, or from the gap before a step. What is
+        left of the time away counts as validation, and what is left of a gap in which an epoch began as epoch boundary.
+
         Args:
             begin_ns: (n,) when the steps began.
             end_ns: (n,) when they ended.
@@ -152,7 +156,6 @@ class Ledger:
 
         # (n,) the time before each step since the step before it
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
-        # The time of each span is subtracted from the place where it lies: away from a step, in one, or before one.
         unnamed_gaps_s = gaps_ns * 1e-9
         unnamed_away_s = float(away_s.sum())
         for span in outer_spans:

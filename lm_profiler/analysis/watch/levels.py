@@ -189,7 +189,7 @@ class LevelFollower:
             self._squared_differences.append((block.log_s - previous_log) ** 2)
             self._blocks.append(block)
             self._watched_s += block.steps * float(block.seconds[-1])
-            self._inspect()
+            self._search_for_change()
         self._merge_old_blocks()
 
     def forget_unfinished(self) -> None:
@@ -253,7 +253,7 @@ class LevelFollower:
 
     # -- finding a change ----------------------------------------------------------------------------------------------
 
-    def _inspect(self) -> None:
+    def _search_for_change(self) -> None:
         """Search for a change of level in the last blocks; otherwise correct the size of the last change."""
         onset = self._find_onset()
         blocks_of_level = len(self._blocks) - self._level_begin
@@ -302,7 +302,9 @@ class LevelFollower:
         if scores[best] <= _THRESHOLD:
             return None
         old_level = float(references[best])
-        onset = self._split(self._level_begin, old_level, size=float(sizes[best]))
+        onset = self._likeliest_onset(
+            self._level_begin, old_level, size=float(sizes[best])
+        )
         return onset if self._is_change_of_most_steps(onset) else None
 
     def _estimated_levels(
@@ -342,7 +344,7 @@ class LevelFollower:
         variance = float(squares.mean()) / 2.0
         return max(math.sqrt(variance), FINEST), len(squares)
 
-    def _split(self, begin: int, old_level: float, size: float) -> int:
+    def _likeliest_onset(self, begin: int, old_level: float, size: float) -> int:
         """Return the index of the most likely first block of a new level, which differs by ``size`` from ``old_level``.
 
         Both are logarithms. The old level began with the block ``begin``.
@@ -506,6 +508,7 @@ class LevelFollower:
         for block in self._blocks[self._index_of(first.begin_step) :]:
             cost_s += block.steps * (float(block.seconds[-1]) - before_s)
         if self._unconfirmed_changes[-1].change.is_uniform:
+            # it is mostly due to the machine, so it must cost more
             cost_s /= _COST_RATIO_IF_UNIFORM
         least_s = max(_COST_SHARE * self._watched_s, _LEAST_COST_S)
         return abs(cost_s) >= min(least_s, _MOST_COST_S)
@@ -535,7 +538,7 @@ class LevelFollower:
         begin = self._index_of(change.before_since_step)
         log_before = math.log(change.before_s[-1])
         size = math.log(change.after_s[-1]) - log_before
-        onset = self._split(begin, log_before, size)
+        onset = self._likeliest_onset(begin, log_before, size)
         if onset == self._index_of(change.since_step):
             return
         blocks_before = self._blocks[begin:onset]
@@ -628,7 +631,7 @@ class LevelFollower:
 
     def _merge_into_wandering(self, change: LevelChange) -> bool:
         """Merge ``change`` into a wandering level, which may begin with it; return whether it was merged."""
-        is_jump = self._jumps_among_last_changes()[-1]
+        is_jump = self._jumps_among_last_changes()[-1]  # ``change`` is the last one
         if is_jump:
             return False
         wandering = self._wandering
@@ -638,6 +641,7 @@ class LevelFollower:
                 self._count_wandering(wandering, change)
                 return True
 
+        # The level must have gone back and forth several times; if it may be due to the machine, once.
         changes = self._changes_since_jump()
         reversals = _count_reversals(changes)
         if reversals < _REVERSALS and not self._may_be_machine(changes):
@@ -649,8 +653,8 @@ class LevelFollower:
         else:
             wandering.course = "wanders"
             wandering.times += len(changes)
-            for wandering_change in changes:
-                self._widen(wandering, wandering_change.after_s)
+            for merged_change in changes:
+                self._widen(wandering, merged_change.after_s)
         self._withdraw(changes)
         self._absorb_changes_within_range(wandering)
         self._last_changes.clear()

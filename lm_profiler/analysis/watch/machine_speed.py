@@ -120,7 +120,7 @@ class MachineSpeed:
         program_s = np.column_stack([parts_s, parts_s.sum(axis=1)])
         program_blocks = cut_into_blocks(steps, program_s)
         slowness_logs = logs_of(blocks) - logs_of(program_blocks)
-        self._follow(steps, slowness_logs)
+        self._pass_to_follower(steps, slowness_logs)
         return steps, program_s
 
     def take_changed(self) -> list[LevelChange]:
@@ -134,7 +134,9 @@ class MachineSpeed:
         """Forget the steps of the unfinished block: the steps that follow them are missing."""
         self._unfinished.forget()
 
-    def _follow(self, steps: StepNumbers, slowness_logs: NDArray[np.float64]) -> None:
+    def _pass_to_follower(
+        self, steps: StepNumbers, slowness_logs: NDArray[np.float64]
+    ) -> None:
         """Pass the slowness of the machine on to its follower, as the times of imaginary steps.
 
         Args:
@@ -142,6 +144,7 @@ class MachineSpeed:
             slowness_logs: (blocks,) the logarithm of the factor by which the machine was slower than usual.
         """
         self._slowness_logs.extend(slowness_logs.tolist())
+        # (steps,) the imaginary steps
         step_s = self.usual_step_s * np.exp(np.repeat(slowness_logs, BLOCK))
         # The follower expects the times of all parts. Any split will do, because the speed of a machine has no parts.
         equal_shares = np.full(len(PARTS), 1.0 / len(PARTS))

@@ -179,7 +179,8 @@ def _seconds_by_kind(
         own_ns = max(span.ns - inner_ns, 0)
         seconds[_kind_of(span)] += own_ns * 1e-9
         rest_ns -= own_ns
-    # the rest, which is in no span, belongs to the reason for which the loop left its steps
+    # The rest, which is in no span, belongs to the reason for which the loop left its steps. Without a reason it counts
+    # as time of this profiler, which is not reported.
     moments = {event.what for event in events if not event.ns}
     kind_of_rest = _INSTRUMENTS
     if VALIDATION in moments:

@@ -82,7 +82,7 @@ class RankReports:
             if rank not in self.silent:
                 reports_to_compare[rank] = report
         fewest_steps = 1 if run_is_over else _FEWEST_STEPS
-        late_events = self._compare(now_s, reports_to_compare, fewest_steps)
+        late_events = self._late_rank_events(now_s, reports_to_compare, fewest_steps)
         if run_is_over:
             # The last comparison only adds to ``waited_s``: over a few steps any rank may be late.
             return silent_events
@@ -110,7 +110,7 @@ class RankReports:
             now=quiet_s,
         )
 
-    def _compare(
+    def _late_rank_events(
         self, now_s: float, reports: Mapping[int, WatchStatus], fewest_steps: int
     ) -> list[WatchEvent]:
         """Return events of ranks that were late since the last comparison; none while ranks have too few steps."""

@@ -147,7 +147,7 @@ def merge_blocks(earlier: StepBlock, later: StepBlock) -> StepBlock:
 def mean_seconds(blocks: Sequence[StepBlock]) -> Seconds:
     """Return (TIMED,) mean seconds over all steps of ``blocks``."""
     weights = np.array([block.steps for block in blocks], dtype=float)
-    seconds = np.array([block.seconds for block in blocks])
+    seconds = np.array([block.seconds for block in blocks])  # (blocks, TIMED)
     mean: Seconds = weights @ seconds / weights.sum()
     return mean
 
@@ -200,7 +200,10 @@ def winsorized_differences(
 
 
 def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:
-    """Return whether one straight line fits ``earlier`` and ``later`` blocks better than a constant level for each."""
+    """Return whether one straight line fits ``earlier`` and ``later`` blocks better than a constant level for each.
+
+    The one with the smaller squared error in the logarithms fits better. Blocks are weighted by their steps.
+    """
     if len(earlier) < _FEWEST_BEFORE_SPLIT or len(later) < _FEWEST_AFTER_SPLIT:
         return False
     blocks = [*earlier, *later]

@@ -261,7 +261,7 @@ class WatchedRun:
         self, slow: Sequence[SlowStep], run_is_over: bool
     ) -> list[WatchEvent]:
         """Return events that have changed: of ``slow`` steps, of the program's level, and of the machine's speed."""
-        self._group(slow)
+        self._group_slow_steps(slow)
         now_s = self.epoch_s
         if self._ends_ns:
             now_s = self._seconds_since_1970(self._ends_ns[-1])
@@ -276,7 +276,7 @@ class WatchedRun:
     def _seconds_since_1970(self, ns: int) -> float:
         return self.epoch_s + ns * 1e-9
 
-    def _group(self, slow: Sequence[SlowStep]) -> None:
+    def _group_slow_steps(self, slow: Sequence[SlowStep]) -> None:
         """Add slow steps to the groups of their phase and cause; only the slowest of them get a cause."""
         if not slow:
             return
@@ -408,13 +408,15 @@ class WatchedRun:
 
     def _change_event(self, change: LevelChange, scale: float) -> WatchEvent:
         """Return the event of a change of level, with the levels multiplied by ``scale``."""
-        name = self._name(change, change.found_step, self._end_of(change.found_step))
+        identity = self._event_identity(
+            change, change.found_step, self._end_time_s(change.found_step)
+        )
         if change.course != "drift":
             # later corrections of the event keep its first scale
             scale = self._scales.setdefault(id(change), scale)
         cause, cause_s = self._cause_of_level(change)
         return WatchEvent(
-            **name,
+            **identity,
             kind="level",
             now=scale * float(change.after_s[-1]),
             against=scale * float(change.before_s[-1]),
@@ -427,7 +429,7 @@ class WatchedRun:
             withdrawn=change.is_withdrawn or change.is_hidden,
         )
 
-    def _name(self, key: object, step: int, at_s: float) -> dict[str, Any]:
+    def _event_identity(self, key: object, step: int, at_s: float) -> dict[str, Any]:
         """Return ``step`` and ``at_s`` from the first call for ``key``, as fields of its ``WatchEvent``.
 
         They identify the event when it is reported again.
@@ -437,7 +439,7 @@ class WatchedRun:
             self._named_objects.append(key)
         return self._names[id(key)]
 
-    def _end_of(self, step: int) -> float:
+    def _end_time_s(self, step: int) -> float:
         """Return when ``step``, or the last step if it is not in memory, ended, in seconds since 1970."""
         if step in self._numbers:
             return self._seconds_since_1970(self._ends_ns[self._numbers.index(step)])

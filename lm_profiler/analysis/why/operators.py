@@ -278,6 +278,7 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     base_name = name.removeprefix("aten::").removesuffix("_")
     if "attention" in base_name:
         return _attention_product(base_name, shapes, dtype, inputs)
+    # a bias comes before the factors
     factors = shapes[1:3] if base_name in _BIASED else shapes[:2]
     dimensions = [len(shape) for shape in factors]
     if base_name not in _PRODUCTS or dimensions not in ([2, 2], [3, 3]):

@@ -49,7 +49,7 @@ class _Pair:
         return TimeDifference(
             name=name,
             module=module,
-            change=_change(self.a, self.b),
+            change=_change_word(self.a, self.b),
             a_s=self.a.seconds,
             b_s=self.b.seconds,
             a_calls=self.a.calls,
@@ -119,7 +119,7 @@ def _name_of(row: KernelRow) -> str:
     return row.name
 
 
-def _change(in_a: _Sum, in_b: _Sum) -> Change:
+def _change_word(in_a: _Sum, in_b: _Sum) -> Change:
     """Return how B differs from A: "slower" if it took longer in B, "came" if only B has it, "went" if only A has."""
     nothing = _Sum()
     if in_a == nothing:

@@ -20,7 +20,7 @@ _MOSTLY_UNKNOWN = 0.5
 
 def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None:
     """Return the least time of the traced work on ``device``; None, with a note, if rates or shapes are unknown."""
-    rates = _rates(traced, device)
+    rates = _datasheet_rates(traced, device)
     if not rates.flops and rates.bytes_per_s is None:
         notes.append(
             f"no floor: no datasheet of {device!r} is known; --device takes a name as the driver reports it"
@@ -67,7 +67,7 @@ def _least_time_of_products(
 def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | None:
     """Return the waterfall of the traced step on its own ``device``; None if shapes or rates are unknown."""
     work = _Work(traced)
-    rates = _rates(traced, device)
+    rates = _datasheet_rates(traced, device)
     if not work.products_ns:
         return None
     if work.unknown_products_ns > _MOSTLY_UNKNOWN * work.products_ns:
@@ -155,7 +155,7 @@ def _is_new(piece: Piece, counted_calls: set[int]) -> bool:
     return True
 
 
-def _rates(traced: Traced, device: str) -> Rates:
+def _datasheet_rates(traced: Traced, device: str) -> Rates:
     """Return the datasheet's rates of ``device``; the kernels' names show in which precision float32 runs."""
     float32_as: Dtype = "float32"
     if _uses_tf32(piece for piece, _ in traced.by_use["products"]):

@@ -188,7 +188,7 @@ def _call_in_gap(
             return _BlockingCall("in", call)
         if call.name in waiting_calls and call.start < begin and _end(call) <= end:
             return _BlockingCall("after", call)
-        if _end(call) > end:
+        if _end(call) > end:  # all further calls end after the gap, too
             return None
     return None
 

@@ -300,7 +300,7 @@ def _product_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     return [
         ideal_term.model_copy(update={"at_most_s": None}),
         _term("clock", clock_s, at_peak, traced),
-        _term("slow_products", slow_s, beyond_peak, traced, why=_shape),
+        _term("slow_products", slow_s, beyond_peak, traced, why=_product_sizes_text),
         Term(
             name="recomputation",
             seconds=repeated_s,
@@ -312,7 +312,7 @@ def _product_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             _seconds_of_step(optimizers_products, traced),
             optimizers_products,
             traced,
-            why=_shape,
+            why=_product_sizes_text,
         ),
     ]
 
@@ -555,7 +555,7 @@ def _at_bandwidth_ns(
     return moved_bytes / step.rates.bytes_per_s * 1e9
 
 
-def _shape(piece: Piece) -> str | None:
+def _product_sizes_text(piece: Piece) -> str | None:
     """Return the sizes of the matrix product that ``piece`` computes, as text; None if it is unknown."""
     product = _product_of_piece(piece)
     if product is None or not product.m:
@@ -617,7 +617,7 @@ def contributors(
                 what=_contributor_name(key, group),
                 count=len(group) / steps,
                 seconds=sums_ns[key] * seconds_per_ns,
-                detail=_detail(group, seconds_per_ns, steps, things, why),
+                detail=_contributor_detail(group, seconds_per_ns, steps, things, why),
             )
         )
     return largest_contributors
@@ -642,7 +642,7 @@ def _contributor_name(key: _ContributorKey, group: Sequence[Weighed]) -> str:
     return _largest_sum((_piece_name(piece), ns) for piece, ns in group).name
 
 
-def _detail(
+def _contributor_detail(
     group: Sequence[Weighed],
     seconds_per_ns: float,
     steps: int,

@@ -169,8 +169,7 @@ class TapeReading:
             return
         if stack[-1] == OUTSIDE:
             stack.pop()  # any mark ends the time outside
-        is_mark_of_part = code < END
-        if is_mark_of_part:
+        if code != END:
             self._open_or_close(code)
         # training_step(dataloader_iter) fetches the data itself, so its step begins with forward
         begins_step = code in (DATA, FORWARD) and not self.is_step_running

@@ -223,12 +223,12 @@ def audit(
     with undisturbed(module), torch.enable_grad():
         module_copy = copy_of(module, float_dtype=None)
         batch_copy = copy_of(batch, float_dtype=None)
-        as_trained = _run(module_copy, batch_copy, step, precision, loss_scale)
+        as_trained = _run_step(module_copy, batch_copy, step, precision, loss_scale)
         # free before the next copies are made
         del module_copy, batch_copy
         module32 = copy_of(module, torch.float32)
         batch32 = copy_of(batch, torch.float32)
-        reference = _run(module32, batch32, step, exact_float32(), scale=1.0)
+        reference = _run_step(module32, batch32, step, exact_float32(), scale=1.0)
     return _compare(as_trained, reference)
 
 
@@ -251,7 +251,7 @@ class _StepResults:
     )
 
 
-def _run(
+def _run_step(
     module: nn.Module,
     batch: Any,
     step: Step,

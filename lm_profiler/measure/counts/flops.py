@@ -273,6 +273,7 @@ def _twice_forward(forward_name: str, input_count: int) -> Formula:
     """
 
     def formula(gradient: Any, *args: Any, **options: Any) -> int:
+        """Count twice what torch's formula counts for forward."""
         forward_formula = flop_registry.get(getattr(torch.ops.aten, forward_name, None))
         if forward_formula is None:
             raise UncountableError(

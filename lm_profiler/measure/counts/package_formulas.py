@@ -105,7 +105,7 @@ def attention_flops(
         key_ends = query_ends
     query_lengths = _lengths(name, query, query_ends)
     key_lengths = _lengths(name, key, key_ends)
-    left_keys, right_keys = _window(arguments)
+    left_keys, right_keys = _window_limits(arguments)
     pairs = 0
     for queries, keys in zip(query_lengths, key_lengths, strict=True):
         if is_masked:
@@ -129,7 +129,7 @@ def _lengths(name: str, tensor: Tensor, ends: Tensor | None) -> list[int]:
     return lengths
 
 
-def _window(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def _window_limits(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return how many keys a query meets on the left and on the right of its own position; None means all."""
     left_keys = arguments.get("window_size_left")
     right_keys = arguments.get("window_size_right")

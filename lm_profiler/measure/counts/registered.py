@@ -80,7 +80,7 @@ def register_flops(
             ``backward`` calls are counted. The backward operator of an operator is a target of its own.
 
     Raises:
-        UsageError: the target is neither, or a formula cannot take its arguments.
+        UsageError: the target is neither, a formula is no function, or ``backward`` is given for an operator.
     """
     _expect_callable(formula, "formula")
     if backward is not None:

@@ -478,6 +478,7 @@ class StepOperators:
             gradient = None if leaf is None else leaf.grad
             if gradient is None or identity in updated_tensors:
                 continue
+            # then the program holds the gradient itself, and not only the tensor
             is_kept_itself = sys.getrefcount(gradient) > _references_to_gradient()
             if gradient.layout is torch.strided and not is_kept_itself:
                 storages.add(self._storages.number_of(gradient))

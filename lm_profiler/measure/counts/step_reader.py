@@ -105,6 +105,7 @@ class GarbageLog:
         gc.callbacks.append(self._note_collection)
 
     def stop(self) -> None:
+        """Note no further collections, and restore ``sys.unraisablehook`` unless the program has replaced it since."""
         if self._note_collection in gc.callbacks:
             gc.callbacks.remove(self._note_collection)
         self._is_stopped = True
@@ -246,6 +247,7 @@ class StepReader:
         return TakenReadings(readings, collections, compiled)
 
     def stop(self) -> None:
+        """Stop reading, and keep the compilations since the last ``take``."""
         self.garbage.stop()
         if self._file is not None:
             os.close(self._file)

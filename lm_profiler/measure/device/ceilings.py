@@ -87,7 +87,7 @@ def matmul_ceiling(
         elif best is not None:
             pause(_PAUSE_S)
             size, seconds = best
-            best = _repeat(products, {size: seconds}, left_s)
+            best = _repeat_best_sizes(products, {size: seconds}, left_s)
     if best is None:
         return None
     size, seconds = best
@@ -140,10 +140,10 @@ def fastest(
     longest_s = max(seconds.values(), default=0.0)
     if longest_s < BELIEVABLE_S:
         return None
-    return _repeat(time_product, seconds, left_s)
+    return _repeat_best_sizes(time_product, seconds, left_s)
 
 
-def _repeat(
+def _repeat_best_sizes(
     time_product: Callable[[int], float],
     seconds: dict[int, float],
     left_s: Callable[[], float],

@@ -201,7 +201,7 @@ def cpu_reading(
         own_s_by_process = _cpu_seconds_of_family(proc, tick_s)
     except (OSError, ValueError, IndexError):  # no such file, or another format
         return None
-    group = _group(proc, cgroups)
+    group = _control_group_folder(proc, cgroups)
     pressure = _text_of_file(group / "cpu.pressure") or _text_of_file(
         proc / "pressure/cpu"
     )
@@ -309,7 +309,7 @@ def _throttled_s_in(text: str | None) -> float | None:
     return None
 
 
-def _group(proc: Path, cgroups: Path) -> Path:
+def _control_group_folder(proc: Path, cgroups: Path) -> Path:
     """Return the folder of this process's control group for CPU time; it may not exist."""
     for line in (_text_of_file(proc / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -158,7 +158,7 @@ def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
 
     other_pids = set(bytes_by_pid)
     utilisation: float | None = None
-    shares = _utilisation(gpu, since_us)
+    shares = _utilisation_by_process(gpu, since_us)
     if shares is not None:
         other_pids.update(shares)
         utilisation = min(sum(shares.values()), 1.0)
@@ -170,7 +170,7 @@ def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
     )
 
 
-def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
+def _utilisation_by_process(gpu: Gpu, since_us: int) -> dict[int, float] | None:
     """Return, by process id, the share of time in which kernels of each other process ran; None if it is unknown.
 
     Processes without kernels are left out. ``since_us`` is in microseconds since 1970.
@@ -378,9 +378,11 @@ def combine_telemetry(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     power_limit_w = None
     all_were_read = len(known_readings) == len(readings)
     if all_were_read:
-        energy_j = _sum(reading.energy_j for reading in distinct_readings)
-        power_w = _sum(reading.median_power_w for reading in distinct_readings)
-        power_limit_w = _sum(reading.power_limit_w for reading in distinct_readings)
+        energy_j = _sum_if_known(reading.energy_j for reading in distinct_readings)
+        power_w = _sum_if_known(reading.median_power_w for reading in distinct_readings)
+        power_limit_w = _sum_if_known(
+            reading.power_limit_w for reading in distinct_readings
+        )
     temperatures_c = _without_none(
         reading.median_temperature_c for reading in distinct_readings
     )
@@ -417,7 +419,7 @@ def _without_none(values: Iterable[Value | None]) -> list[Value]:
     return [value for value in values if value is not None]
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def _sum_if_known(values: Iterable[float | None]) -> float | None:
     """Return the sum; None if a value is unknown."""
     summands = list(values)
     if None in summands:

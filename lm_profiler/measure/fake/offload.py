@@ -82,6 +82,7 @@ class _PackHooks:
             """Construct ``hooks`` with torch's own constructor, and a ``pack`` that is noted while it runs."""
 
             def pack_and_note(tensor: Tensor) -> Any:
+                """Call the program's ``pack`` hook while ``is_running`` is set."""
                 self.is_running = True
                 try:
                     return pack(tensor)

@@ -162,7 +162,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 raise DependsOnValues
             is_made_of_numbers = not tensors
             has_no_value = result.constant is None
-            if "empty" in name:
+            if "empty" in name:  # what it happens to contain is no value
                 self.forget(result)
             elif is_made_of_numbers and has_no_value and _can_have_value(result):
                 with NO_MODES.find()():

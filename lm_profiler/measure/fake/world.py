@@ -314,12 +314,12 @@ def forbid_writing() -> None:
             folder = f"/proc/self/fd/{arguments[1]}"
         paths = arguments[: _CHANGES[event]]
         for path in paths:
-            _check(path, writable, folder)
+            _refuse_unless_writable(path, writable, folder)
 
     # before the hook, because the first call writes into candidates for the folder
     tempfile.gettempdir()
     sys.addaudithook(hook)
-    torch.save = _save
+    torch.save = _refuse_to_save
 
 
 def _opens_for_writing(path: Any, mode: Any, flags: int | None) -> bool:
@@ -332,7 +332,7 @@ def _opens_for_writing(path: Any, mode: Any, flags: int | None) -> bool:
     return not is_folder
 
 
-def _check(path: Any, writable: set[Path], folder: str) -> None:
+def _refuse_unless_writable(path: Any, writable: set[Path], folder: str) -> None:
     """Raise ``WouldChange`` unless ``path``, relative to ``folder``, is in one of the ``writable`` paths."""
     if not isinstance(path, (str, bytes)):  # an open file
         return
@@ -342,7 +342,7 @@ def _check(path: Any, writable: set[Path], folder: str) -> None:
         raise _refusal(resolved.name)
 
 
-def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
+def _refuse_to_save(obj: object, f: Any, *_: Any, **__: Any) -> None:
     """Stand in for ``torch.save``, which writes files from C++, where no replaced Python function is called: raise."""
     name = "a file"
     if isinstance(f, (str, os.PathLike)):

@@ -56,7 +56,7 @@ def block_memory(
         module=f"{parent}*",
         count=len(positions),
         saved_bytes=sum(allocation.bytes for allocation in saved_of_block),
-        saved=_grouped(saved_of_block)[:LARGEST],
+        saved=_merged_allocations(saved_of_block)[:LARGEST],
         gradients_bytes=sum(gradients_of_block.values()),
     )
 
@@ -78,7 +78,7 @@ def _largest_parent(saved_by_layer: dict[_Layer, list[Allocation]]) -> str | Non
     return max(bytes_by_parent, key=bytes_by_parent.__getitem__, default=None)
 
 
-def _grouped(allocations: Iterable[Allocation]) -> list[Allocation]:
+def _merged_allocations(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Return one row for each group of equal allocations, with their count; the most bytes first."""
     # by the text of an allocation, which cannot be hashed
     groups: dict[str, list[Allocation]] = {}

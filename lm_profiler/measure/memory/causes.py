@@ -178,6 +178,7 @@ class HoldingsReader:
                 )
 
     def stop(self) -> None:
+        """Remove the hooks of parameters, and stop watching what autograd saves."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

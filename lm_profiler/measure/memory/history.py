@@ -160,17 +160,20 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     if not is_out_of_memory(error):
         return None
     message = message_of(error)
-    sizes = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
+    sizes = {
+        name: _size_in_message(pattern, message) for name, pattern in _MESSAGES.items()
+    }
     if device.type == "cpu":
         sizes["free"] = available_bytes(device)
         sizes["total"] = int(psutil.virtual_memory().total)
     return OutOfMemory(**sizes)
 
 
-def _bytes(pattern: str, message: str) -> int | None:
+def _size_in_message(pattern: str, message: str) -> int | None:
     """Return the bytes that ``pattern`` finds in ``message``: a number and its unit; None if it finds nothing."""
     match = re.search(pattern, message)
     if match is None:
         return None
+    # Of the alternatives in the pattern, one has matched; the groups of the others are None.
     number, unit = (group for group in match.groups() if group is not None)
     return round(float(number) * 1024.0 ** _UNITS[unit[0]])

@@ -164,6 +164,7 @@ class PartPeaks:
         if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
             self._step_peaks = largest_peaks((self._step_peaks, peaks))
+            # a peak that cannot be reset is of this part only if it has risen
             is_of_this_part = self._probe.resettable or peaks != self._peaks_at_begin
             if is_of_this_part:
                 self._peaks[self._part] = largest_peaks(
