@@ -132,7 +132,10 @@ class Attachment:
             self.watching.book_time_until_now(INSTRUMENTS)
 
     def begin(self) -> None:
-        """Make the record and the instruments. Ranks only wait for rank 0's choice of the folder."""
+        """Make the folder, its first files, the instruments and the marks.
+
+        Ranks wait for each other only for the folder, which rank 0 chooses.
+        """
         # set first, so that it is not tried again if the rest fails
         self.has_begun = True
         launch = self.options.launch
@@ -366,9 +369,9 @@ class Attachment:
             others,
             self.report,
             counters,
-            self._make_ranks_watch(device, rank, stream),
-            PartTimes(timeline),
-            owners,
+            ranks=self._make_ranks_watch(device, rank, stream),
+            part_times=PartTimes(timeline),
+            owners=owners,
         )
 
     def _operators_maker(self) -> Callable[[], StepOperators] | None:

@@ -164,7 +164,8 @@ class Collector:
         if was_timed and not self.loop.is_trial:
             evidence = self._with_rates(evidence, notes)
         if self.options.numerics.audit:
-            copy = partial(self._copy.result, 0)
+            # A loop without a batch has no copy, and will never have one: raise at once.
+            copy = partial(self._copy.result, timeout=0)
             audit = partial(self.loop.audit, copy)
             evidence = replace(evidence, numerics=try_or_note("numerics", audit, notes))
         duration_s = self.options.launch.facts()["duration_s"]

@@ -94,7 +94,7 @@ class RunMetrics:
                 peak_bytes = max(held_bytes, self._memory_bytes.get("peak", 0))
                 self._memory_bytes = {"held": held_bytes, "peak": peak_bytes}
             if len(seconds) > 0:
-                step_s = seconds[:, -1]
+                step_s = seconds[:, -1]  # the columns are the parts, the step last
                 buckets = np.searchsorted(_EDGES_S, step_s)
                 self._counts += np.bincount(buckets, minlength=len(self._counts))
                 self._sums_s += seconds.sum(axis=0)
@@ -119,6 +119,7 @@ class RunMetrics:
             return list(self._metrics())
 
     def _metrics(self) -> Iterator[Metric]:
+        """Yield all metrics; the caller holds the lock."""
         yield self._step_metric()
         yield self._phase_metric()
         if self._tokens is not None:

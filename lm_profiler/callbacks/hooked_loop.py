@@ -147,6 +147,7 @@ class HookedLoop:
 
     @property
     def module(self) -> nn.Module:
+        """The module that the loop trains; several modules are combined into one."""
         if len(self.modules) == 1:
             return _unwrapped(self.modules[0])
         if self._all_modules is None or len(self._all_modules) != len(self.modules):

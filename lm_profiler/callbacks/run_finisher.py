@@ -258,9 +258,9 @@ class RunFinisher:
         """Return ``evidence`` with the steps that all ranks have written, and with the failure that came first."""
         folder = self.files.folder_or_new()
         ranks = self.exchange.ranks
-        codes = self.loop.exit_codes
-        ends = ends_of_ranks(own_end, folder, ranks, codes)
-        cause = first_end(ends, range(ranks), codes()) or own_end
+        get_exit_codes = self.loop.exit_codes
+        ends = ends_of_ranks(own_end, folder, ranks, get_exit_codes)
+        cause = first_end(ends, range(ranks), get_exit_codes()) or own_end
         rows = read_rows(folder, growing=True)
         notes = list(evidence.notes)
         missing = sorted({*range(ranks)} - {*rows.rank.tolist()})

@@ -239,9 +239,9 @@ class Session:
         is_write_due = now_ns - self._last_write_ns >= _WRITE_EVERY_NS
         if is_write_due:
             self.write_rows()
-        is_stage_over = self.schedule.advance() or (
-            may_stop and self._end_measuring_if_enough()
-        )
+        is_stage_over = self.schedule.advance()
+        if may_stop and not is_stage_over:
+            is_stage_over = self._end_measuring_if_enough()
         if is_stage_over:
             self._end_stage(stage)
             self._begin_stage()

@@ -334,8 +334,9 @@ class Watching:
         self, session: Session, spans: Sequence[NamedSpan], epoch_s: float
     ) -> None:
         """Add the steps of ``session`` to the ledger, and those of ``spans`` that began before its last step ended."""
+        # The instants are a pair for each step: when it began and when it ended.
         begin_ns, end_ns = np.array(session.instants_ns, np.int64).T
-        host_s = np.array([row.host_seconds for row in session.rows])
+        host_s = np.array([row.host_seconds for row in session.rows])  # [step, part]
         last_end_ns = int(end_ns.max())
         # The time after the last step is one entry of the ledger, so spans within it would count twice.
         spans_of_steps = [span for span in spans if span.begin_ns < last_end_ns]
@@ -362,7 +363,10 @@ class Watching:
         )
 
     def _named_span(self, action_name: str, span: Marked) -> Marked:
-        """Return the span of an action; the spans of the user's hooks and of checkpoints are noted with a name."""
+        """Return the span to use for an action whose span is ``span`` if nothing is watched.
+
+        The user's hooks and checkpoints get a span that adds their time to the ledger by a name.
+        """
         if action_name == "save_checkpoint":
             return _TimedByName(self, terms.CHECKPOINTS)
         is_strategys = action_name.startswith("[Strategy]")

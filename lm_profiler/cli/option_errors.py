@@ -113,10 +113,12 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
         return unknown_option(option, names)
 
     lines = _useful_lines(message)
+    # the lines that do more than name an expected type
     reasons = [line for line in lines if not line.startswith("Expected a")]
     for reason in reasons:
         if not _OWN_MESSAGE.match(reason):
             continue
+        # The message of one of our classes is complete, but for the section of its option.
         names_subject = not subject or reason.startswith(f"{subject}.")
         if not names_subject:
             reason = f"{subject}.{reason}"
@@ -152,7 +154,10 @@ def _useful_lines(message: str) -> list[str]:
 
 
 def _expected_and_given(lines: Sequence[str], message: str) -> str:
-    """Return the types that ``lines`` expect, and the value that the ``message`` names."""
+    """Return the text ``expected TYPES, given VALUE``.
+
+    Each of ``lines`` names a type, as in ``Expected a list``; the ``message`` of jsonargparse contains the value.
+    """
     types: list[str] = []
     for line in lines:
         expected_type = re.sub(r"^Expected an? ", "", line).replace("NoneType", "null")

@@ -186,9 +186,10 @@ class OptionsReader(Generic[T]):
         self._program_example = _class_constant(
             options_class, "PROGRAM_EXAMPLE", "python train.py"
         )
+        # the fields that hold other words of the call than options of the verb
         self._special_fields: set[str] = set()
-        self._field_names: dict[str, str] = {}
-        self._types: dict[str, Any] = {}
+        self._field_names: dict[str, str] = {}  # option → field
+        self._types: dict[str, Any] = {}  # option → type, without None
         hints = get_type_hints(options_class)
         for field_ in fields(cast(Any, options_class)):
             if field_.name in (_FIT_OPTIONS, _PROGRAM, _COMMAND):

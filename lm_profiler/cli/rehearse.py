@@ -127,8 +127,9 @@ def rehearse(
 ) -> Planned:
     """Return what the run of ``cli`` needs on a ``gpu`` of this compute capability, or on the CPU (None).
 
-    The plan also has the largest ``batch`` or ``context``, as ``maximized`` says, that fits into ``device_bytes``. The
-    module may raise any exception, for example because it reads values of fake tensors.
+    The plan also has the largest ``batch`` or ``context``, as ``maximized`` says, that fits into ``device_bytes``.
+    After ``enough_s`` seconds of CPU time no further step of the run's own size begins. The module may raise any
+    exception, for example because it reads values of fake tensors.
     """
     world = FakeWorld(gpu)
     trainer = _rehearsal_trainer(cli, world)
@@ -154,7 +155,7 @@ def rehearse(
         sizes = {"batch": strategy.samples, "context": context_length}
         return sizes.get(maximized) if can_be_resized else None
 
-    largest: list[int] = []
+    largest: list[int] = []  # gets the largest size, if the search finds it
     rehearsal = RehearsedSizes(
         world=world,
         sizes=_search_sizes(maximized, device_bytes, own_size, largest),

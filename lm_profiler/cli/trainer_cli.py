@@ -161,13 +161,12 @@ class ProfilerCLI(OptionsCLI):
         return self._get(self.config, "check_memory")  # type: ignore[no-any-return]
 
     def run_verb(self) -> None:
-        """Build everything else and run the verb."""
+        """Build data and model, check that they fit together, and run the verb."""
         self.datamodule = self.build("data")
         self.model = self.build("model")
-        if (
-            type(self.model) is LanguageModel
-            and self._get(self.config, "trainer")["callbacks"] is None
-        ):
+        has_no_callbacks = self._get(self.config, "trainer")["callbacks"] is None
+        if type(self.model) is LanguageModel and has_no_callbacks:
+            # Nothing uses the model after the run, so it need not be moved to the CPU.
             self.model.stays = True
         source = self.datamodule if self.datamodule is not None else self.model
         self._get(self.config_init, "torch").apply(self.model)
@@ -264,6 +263,7 @@ class ProfilerCLI(OptionsCLI):
             raise cause from cause.__cause__
 
     def _instantiate(self, keys: Iterable[str]) -> Any:
+        """Return the config with the objects of ``keys``, such as ``model``; the verb's other keys are left out."""
         config = self.config.clone()
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]

@@ -79,10 +79,15 @@ def _figure_of_property(member: Any) -> Figure | None:
 
 
 def _figures_of_part(name: str, within: Within, kind: Any) -> Iterator[Figure]:
-    """Yield the figures of the part in the field ``name``, or of each part in a mapping of parts."""
-    paths = {name: ("", "")}  # the path of each part, with its key and word
+    """Yield the figures of the part in the field ``name``, or of each part in a mapping of parts.
+
+    ``kind`` is the type of the field: a class of parts, or a dict with parts as its values.
+    """
+    # path of a part → its key in the mapping, and the word that texts use for the key
+    paths = {name: ("", "")}
     part_kind = kind
-    if get_origin(kind) is dict:
+    is_mapping = get_origin(kind) is dict
+    if is_mapping:
         part_kind = get_args(kind)[1]
         paths = {}
         for key, word in _words_by_key(within.keys).items():

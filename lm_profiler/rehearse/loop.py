@@ -88,6 +88,8 @@ class CallSites:
         self._hooks.enter_context(
             register_module_forward_hook(self._end_forward, always_call=True)
         )
+        # Both are functions of torch. They return autograd's node whose backward runs, and the number that the next
+        # node will get; without these functions, an operator of backward has no line.
         self._backward_node = BACKWARD_NODE.find_or(lambda: None)
         self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
 
@@ -343,10 +345,9 @@ class RehearsedSizes(Rehearsal):
             BrokenFormulaError: a formula that the program registered fails.
         """
         memory = observers.end()
-        peaks = {
-            phase: phase_peaks[0] or 0
-            for phase, phase_peaks in memory["part_peaks"].items()
-        }
+        peaks: dict[str, int] = {}
+        for phase, (allocated_bytes, *_) in memory["part_peaks"].items():
+            peaks[phase] = allocated_bytes or 0
         live = self.world.live
         is_on_cpu = self.world.gpu is None
         if is_on_cpu and live.convolution_bytes > _SURE_FACTOR * max(peaks.values()):

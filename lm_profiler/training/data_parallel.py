@@ -200,6 +200,7 @@ class OverlapDDP(_MeanGradients):
                 )
 
     def _start_reducing(self, parameter: Tensor) -> None:
+        """Start to sum the parameter's gradient, divided by the number of ranks, over all ranks."""
         if self.is_local or parameter.grad is None:
             return
         gradient = parameter.grad.div_(dist.get_world_size())

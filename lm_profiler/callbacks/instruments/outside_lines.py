@@ -53,6 +53,7 @@ class OutsideLines(Instrument):
         self._sampler: Thread | None = None
 
     def begin(self, stage: str) -> None:
+        """Start the sampling thread, which sleeps until the timeline reports that the loop has left its steps."""
         self._stage_is_over.clear()
         self._has_left_step.clear()
         self._timeline.left_step = self._has_left_step.set

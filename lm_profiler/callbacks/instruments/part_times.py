@@ -93,7 +93,10 @@ class PartTimes(Instrument):
             self._spans.append(_Span(name, begin, end))
 
     def keep(self, marks: StepMarks) -> None:
-        """Read the parts of the measured step with these ``marks``, which the device has reached."""
+        """Add up the program's parts in the measured step with these ``marks``, which the device has reached.
+
+        The phase of a part is that in which it began. A part that began before the step is left out.
+        """
         self._steps += 1
         step_begin_ns, step_end_ns = marks.host_ns[0], marks.host_ns[-1]
         while self._spans and self._spans[0].begin.host_ns < step_end_ns:

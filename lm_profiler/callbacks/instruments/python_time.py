@@ -185,7 +185,11 @@ class PythonTimes:
         self._loop_frame = None
 
     def _handle_event(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Handle a call or return that Python reports: add the time since the last event to the line that ran."""
+        """Handle a call or return that Python reports: add the time since the last event to the line that ran.
+
+        ``frame``, ``event`` and ``argument`` are as ``sys.setprofile`` passes them. Two times are kept: that on the
+        clock, and the CPU time of this thread (``ran_ns``).
+        """
         # the line and the activity that ran until this event
         owner, activity = self._stack[-1]
         # Outside of the program's code, as in torch's optimizers, no clock is read, which saves half of the cost.
@@ -196,9 +200,11 @@ class PythonTimes:
             if owner is not None and self._is_followed(owner):
                 followed = self._followed[self.phase(), _line_of(owner), activity]
                 followed.intervals += 1
-                followed.ran_ns += ran_ns - self._last_ran_ns
-                followed.clock_ns += now_ns - self._last_ns
-                off_cpu_ns = now_ns - self._last_ns - (ran_ns - self._last_ran_ns)
+                interval_ns = now_ns - self._last_ns
+                ran_in_interval_ns = ran_ns - self._last_ran_ns
+                followed.clock_ns += interval_ns
+                followed.ran_ns += ran_in_interval_ns
+                off_cpu_ns = interval_ns - ran_in_interval_ns
                 is_long = off_cpu_ns > _SHORT_NS
                 if is_long and self._waited_only_for_cpu(activity):
                     followed.clock_ns -= off_cpu_ns
@@ -245,7 +251,10 @@ class PythonTimes:
             self._outer_call = None
 
     def _enter(self, call: _FollowedCall) -> None:
-        """Put a ``call`` that begins onto the stack, and count it."""
+        """Put a ``call`` that begins onto the stack, and count it.
+
+        Without an outer call, the program's code is called by the loop or by a library: then this is the outer call.
+        """
         self._end_outer_call()
         self._stack.append(call)
         if call.owner is None or not self._is_followed(call.owner):
@@ -255,7 +264,10 @@ class PythonTimes:
             file, _, name = line
             function = (file, call.owner.f_code.co_firstlineno, name)
             self._outer_call = _RunningCall(
-                self.phase(), function, len(self._stack), self.clock()
+                phase=self.phase(),
+                function=function,
+                depth=len(self._stack),
+                begin_ns=self.clock(),
             )
         self._followed[self.phase(), line, call.activity].calls += 1
 
@@ -298,7 +310,11 @@ class PythonTimes:
         )
 
     def _forward_kind(self, file: str, function: str) -> ForwardKind | None:
-        """Return how ``function`` is called, if it is a forward pass outside of all phases; None if unknown."""
+        """Return what is special about the forward pass ``function``, if it was called outside of all phases.
+
+        ``unmarked``: it belongs to training, but the module is not called, so that no mark sees it. ``untrained``: it
+        is that of a constant module, called without gradients. None: neither, or it is unknown.
+        """
         call = self._forward_calls.get((file, function))
         module = None if call is None else call.module_ref()
         if call is None or module is None or self.is_trained is None:

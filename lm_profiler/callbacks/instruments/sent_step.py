@@ -204,7 +204,10 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
     has_stand_ins = False  # whether ``Absent`` replaces objects that cannot be pickled
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how ``value`` is pickled: large tensors without data, devices as the CPU, functions uncompiled."""
+        """Return how ``value`` is pickled: large tensors without data, devices as the CPU, functions uncompiled.
+
+        As pickle requires, the result is a function and its arguments, whose call returns the unpickled value.
+        """
         if isinstance(value, FunctionType) and _is_compiled_wrapper(value):
             function = inspect.unwrap(value, stop=_is_plain_function)
             return _return_unchanged, (function,)

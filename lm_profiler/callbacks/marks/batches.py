@@ -353,7 +353,11 @@ def _tensors_with_paths(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Te
 
 
 def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int | None]:
-    """Return a function that counts the samples of batches like ``batch``."""
+    """Return a function that counts the samples of batches like ``batch``.
+
+    The samples are the length that all tensors have in their first dimension; if that is not the ``batch_size`` of the
+    loader, and the second dimension of all tensors is, it is that one. They are unknown if the lengths differ.
+    """
     if _own_count(batch) is not None:
         return _own_count
     paths: list[_Path] = []

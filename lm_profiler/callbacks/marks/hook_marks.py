@@ -187,6 +187,7 @@ class HookMarks:
         OPTIMIZER_HOOKS.attach(self._begin_step_of, self._end_step_of, self._guard)
         replace = self._replaced.replace
         replace(torch.autograd, "backward", partial(self._marked, tape.BACKWARD))
+        # a function → what makes its marked version
         wraps = {
             function: partial(self._marked, tape.CLIP)
             for function in clipping_functions()
@@ -477,7 +478,10 @@ class HookMarks:
     # -- forward
 
     def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin the phase forward, unless the call is within another call, a backward pass or a validation."""
+        """Begin the phase forward, unless the call is within another call, a backward pass or a validation.
+
+        ``args`` and ``kwargs`` are those of the call of ``module``, whose hook this is.
+        """
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
         self._forward_depth += 1

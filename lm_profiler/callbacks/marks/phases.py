@@ -140,6 +140,7 @@ class PhaseProfiler:
         timeline = self.timeline
         self._has_fetched = True
         if not self.is_step_done:
+            # The last batch has not ended a step. If that never happens, a loop without any limit does not end.
             if self._guard.run(self._is_loop_endless, otherwise=False):
                 self.must_end = True
                 raise StopIteration

@@ -138,6 +138,7 @@ class Options(ComparisonOptions):
     unlike: bool = False
 
     def __post_init__(self) -> None:
+        """Raise UsageError unless the runs are given as two folders, or as ``--a`` and ``--b``."""
         super().__post_init__()
         by_folders = len(self.folders) == 2 and not self.a and not self.b
         by_sides = not self.folders and self.a and self.b

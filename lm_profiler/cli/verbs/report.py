@@ -179,6 +179,7 @@ class Options:
     output: Path | None = None
 
     def __post_init__(self) -> None:
+        """Fill in the format, and raise UsageError for a wrong value or a wrong combination of options."""
         expect(self.steps is None or self.steps >= 1, "steps", "1 or more", self.steps)
         least_warmup = min(self.warmup, default=0)
         expect(least_warmup >= 0, "warmup", "0 or more", least_warmup)

@@ -165,6 +165,7 @@ def report_lines(test: SelfTest) -> list[str]:
 
 
 def _mean_with_interval(step: TimeSummary) -> str:
+    """Return the mean step with its interval, such as ``12.3 ms [12.1, 12.5]``."""
     figure = TIMES["step"]
     mean = figure.show(step.mean, unit=False)
     low = figure.show(step.mean_low, unit=False)
@@ -288,7 +289,9 @@ def _sum_in(dtype: type[np.floating], addend: np.floating) -> float:
 
 
 def _sum_in_bfloat16(value: np.float32) -> float:
-    total, addend = np.float32(0.0), _bfloat16(value)
+    """Return the sum of the addends in bfloat16: each is ``value``, and each partial sum is rounded."""
+    addend = _bfloat16(value)
+    total = np.float32(0.0)
     for _ in range(_TIMES):
         total = _bfloat16(total + addend)
     return float(total)

@@ -257,6 +257,7 @@ def verdict_line(comparison: Comparison) -> str:
 
 
 def _change_text(interval: RatioInterval) -> str:
+    """Return the change with its interval, such as ``+3.1% [+2.5%, +3.8%]``."""
     change = interval.ratio - 1.0
     low = interval.low - 1.0
     high = interval.high - 1.0
@@ -331,7 +332,10 @@ def _checked_figure(
     row: PartChange | MemoryChange,
     comparison: Comparison,
 ) -> CheckedFigure:
-    """Return B's figure for a CI check, as failed if it is worse than A's."""
+    """Return B's figure for a CI check, as failed if it is worse than A's.
+
+    ``a`` and ``b`` are the values of ``quantity`` in ``row``. The row that decides has the verdict of the comparison.
+    """
     failure = None
     if row is comparison.decision and row.verdict == "SLOWER":
         failure = verdict_line(comparison)

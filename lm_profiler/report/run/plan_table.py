@@ -134,6 +134,7 @@ def _peak_line(planned: Planned, device: Capacity) -> str:
 
 
 def _smallest_gpu_line(planned: Planned) -> str:
+    """Return a line with the smallest known GPU that has the memory that the run needs."""
     gpu = smallest_gpu(planned.needs_bytes)
     if gpu is None:
         return f"no known GPU has {bytes_text(planned.needs_bytes)} of memory"

@@ -217,6 +217,7 @@ def _duration_text(event: WatchEvent, part: str = "") -> str:
 
 
 def _late_rank_text(event: WatchEvent, part: str) -> str:
+    """Return how late a rank was, and what that cost the others; ``part`` is the text `` in PHASE``, or empty."""
     lateness = "always late" if event.chronic else "late once"
     text = f"{lateness}{part}: {_duration_text(event)}"
     if event.cost_s is not None:

@@ -492,6 +492,7 @@ def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
 
 
 def _parameters_cell(group: RunGroup) -> TableCell:
+    """Return the number of parameters; an empty cell if it is unknown or the runs differ in it."""
     counts = distinct_values(parameters(entry, embedding=False) for entry in group)
     if len(counts) != 1:
         return TableCell()
