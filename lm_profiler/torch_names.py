@@ -39,6 +39,7 @@ class PrivateName:
             raise self.missing() from None
 
     def find_or(self, otherwise: Any) -> Any:
+        """Return what ``find`` returns, or ``otherwise`` if there is nothing of this name."""
         try:
             return self.find()
         except NameMissing:
@@ -52,6 +53,7 @@ class PrivateName:
             raise self.missing() from None
 
     def get_or(self, thing: Any, otherwise: Any = None) -> Any:
+        """Return this attribute of ``thing``, or ``otherwise`` if ``thing`` does not have it."""
         try:
             return self.get(thing)
         except NameMissing:

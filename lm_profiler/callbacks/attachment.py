@@ -416,7 +416,8 @@ class Attachment:
         times_collectives = (
             on_cuda and self._ranks_are_compared and self.options.verb == "fit"
         )
-        return self.options.steps(collectives=STEPS if times_collectives else 0)
+        collectives_steps = STEPS if times_collectives else 0
+        return self.options.steps(collectives_steps)
 
     def _make_ranks_watch(
         self, device: torch.device, rank: int, stream: EventStream | None
@@ -451,12 +452,13 @@ class Attachment:
             step_ended = session.step_ended
         if self.watching is not None:
             step_ended = self.watching.timed(step_ended)
-        following = Guard("stages.until_ci", self.report)
+        # in a guard of its own: a rank asks rank 0 when the guard of its instruments is disabled
+        agreement_guard = Guard("stages.until_ci", self.report)
         counter = StepCounter(
             timeline,
             sum(self._steps.values()),
             step_ended,
-            agree_on_steps_left=lambda steps_left: following.run(
+            agree_on_steps_left=lambda steps_left: agreement_guard.run(
                 self._agree_with_rank_0, steps_left, otherwise=steps_left
             ),
             stages_ended=partial(self.finisher.guard.run, self._stages_are_over),

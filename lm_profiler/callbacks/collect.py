@@ -140,6 +140,7 @@ class Collector:
         )
 
     def _expert_loads(self, notes: list[str]) -> Sequence[ExpertLoad]:
+        """Return the load of each layer of experts; empty without experts, or, with a note, if they cannot be read."""
         loads = try_or_note(
             "load of experts", lambda: expert_loads(self.loop.module), notes
         )
@@ -250,7 +251,7 @@ class Collector:
     def _count_in_first_batch(self, count: Callable[[Any], int | None]) -> int | None:
         """Return what ``count`` counts in the first batch; None if the batch's type has no shapes that can be kept."""
         try:
-            return count(self._shapes.result(0))
+            return count(self._shapes.result(timeout=0))
         except Exception:
             return None
 
@@ -280,13 +281,13 @@ class Collector:
         goes_on = not self.options.stages.stop_when_done
         limit_s = LIMIT_IN_TRAINING_S if goes_on else LIMIT_S
         try:
-            shapes = partial(self._shapes.result, 0)
+            get_batch = partial(self._shapes.result, timeout=0)
             return step_work(
                 self.loop,
                 self.options.verb,
                 measured.seen_flops,
                 counted_steps,
-                shapes,
+                get_batch,
                 limit_s,
             )
         except UncountableError as unknown:

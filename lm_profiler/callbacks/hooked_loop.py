@@ -132,6 +132,7 @@ class HookedLoop:
 
     @property
     def batches_per_step(self) -> int:
+        """The batches of a step: as the framework states, else as the marks have seen, else 1."""
         if self.framework.batches_per_step is not None:
             return self.framework.batches_per_step
         seen = None if self.marks is None else self.marks.batches_per_step
@@ -248,6 +249,7 @@ class HookedLoop:
         return None  # which loader validates is not known
 
     def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
+        """Return the instrument that divides the time that no phase covers among the gaps between phases."""
         return GapsWatch(
             timeline=timeline,
             is_compiled=lambda: self.is_compiled,

@@ -82,6 +82,7 @@ class ProfiledLoop:
             self._open_loops -= 1
 
     def _report_nested_loop(self) -> None:
+        """Report that ``data`` is iterated over within another ``data``."""
         marks = self._marks()
         if marks is None:  # because the loop was not found yet
             print_message(NESTED_DATA)

@@ -322,6 +322,7 @@ class RunFinisher:
         return replace(measured, notes=[*self.notes, *measured.notes])
 
     def _recorded_run(self) -> RecordedRun:
+        """Return the run as it is recorded in its folder, so that it can be shown."""
         assert self.record is not None
         return RecordedRun(
             self.files.folder_or_new(), self.record, self.options, self.report

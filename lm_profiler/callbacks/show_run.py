@@ -28,6 +28,7 @@ class RecordedRun:
     report: Callable[[str], object]  # gets a note of a problem
 
     def show_in_tensorboard(self) -> None:
+        """Write the run's options and figures for TensorBoard's HPARAMS."""
         entry = Entry(self.folder, self.record)
         Guard("HPARAMS in TensorBoard", self.report, outcome="cannot be written").run(
             write_hparams, entry

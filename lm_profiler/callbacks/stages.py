@@ -141,6 +141,7 @@ class StageCounter:
         self._begin_stage()
 
     def _begin_stage(self) -> None:
+        """Begin the next stage that is left."""
         # the stage of the step that runs now or comes next; None when all are done
         self.stage: str | None = None
         if self._stages_left:
@@ -207,6 +208,7 @@ class Progress:
         self._stage = stage
 
     def _count_text(self, stage: str, steps_done: int, planned: int) -> str:
+        """Return which step of ``stage`` runs: ``7/20``, or ``step 7`` if time decides how many there are."""
         number = min(steps_done + 1, planned)
         if stage == "measure" and self._is_timed:
             return f"step {number}"

@@ -248,6 +248,7 @@ class TrainerLoop:
         return self.phases
 
     def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
+        """Return the instrument that divides the time that no phase covers among the Trainer's actions."""
         return OwnersWatch(
             trainer=self.trainer,
             timeline=timeline,

@@ -479,8 +479,8 @@ class Watching:
         if held_bytes is not None:
             return held_bytes
         with suppress(OSError, ValueError), open(_STATM) as file:  # noqa: PTH123 - half the time of Path.read_text
-            pages = int(file.read().split()[1])
-            return pages * _PAGE_BYTES
+            _, resident_pages, *_ = file.read().split()
+            return int(resident_pages) * _PAGE_BYTES
         return None
 
     def _peak_bytes(self, held_bytes: int | None) -> int | None:
@@ -497,6 +497,7 @@ class Watching:
     def _begin_trace(self, writer: WatchWriter, steps: int, now_ns: int) -> None:
         """Trace the next ``steps`` whole steps, after one step in which torch's profiler warms up."""
         trainer = self.trainer
+        first_traced_step = self.steps + 2
         tracer = Tracer(
             options=TraceOptions(steps=steps),
             device=trainer.strategy.root_device,
@@ -505,7 +506,7 @@ class Watching:
             rank=writer.rank,
             module=lambda: trainer.lightning_module,
             is_profiler_taken=is_a(self._users_profiler, "PyTorchProfiler"),
-            label=f".step{self.steps + 2}",
+            label=f".step{first_traced_step}",
         )
         tracer.guard = Guard("a trace on demand", self.report, tracer.discard)
         tracer.guard.run(tracer.start)
@@ -516,10 +517,9 @@ class Watching:
     def _continue_trace(self, tracer: Tracer, now_ns: int) -> None:
         """Continue a trace after each of its steps, and end it after the last."""
         self._steps_of_trace += 1
-        if (
-            self._steps_of_trace <= tracer.options.steps
-            and not tracer.guard.is_disabled
-        ):
+        # A trace has one step more than requested: the first is the profiler's warm-up.
+        has_steps_left = self._steps_of_trace <= tracer.options.steps
+        if has_steps_left and not tracer.guard.is_disabled:
             tracer.guard.run(tracer.step)
             return
         self._tracer = None
@@ -559,6 +559,7 @@ class Watching:
         self.guard.run(self._unpublish.close)
 
     def _restore(self) -> None:
+        """Take away everything that this watch has added to training."""
         has_marks = hasattr(self, "_phases")
         if has_marks:
             self._phases.restore()

@@ -140,7 +140,10 @@ def _option_of_message(message: str, prefix: str) -> str:
 
 
 def _useful_lines(message: str) -> list[str]:
-    """Return those lines of a message that state the error; the names of types in them are shortened."""
+    """Return those lines of a message that state the error; the names of types in them are shortened.
+
+    jsonargparse lists what each type of a union expects as a tree of lines, and then the value that was given.
+    """
     lines = []
     tree = message.rpartition("Given value: ")[0] or message
     for line in tree.splitlines():

@@ -43,7 +43,7 @@ def plan_ahead(cli: ProfilerCLI) -> None:
     if refusal is None and cli.check_memory:
         refusal = _refused_by_rehearsal(cli)
     elif refusal is None and has_program_formulas():
-        rehearsed = _rehearse(cli, "nothing", device_bytes=0)
+        rehearsed = _rehearse(cli, maximized="nothing", device_bytes=0)
         refusal = _wrong_call_text(rehearsed)
     if refusal is not None:
         raise UsageError(refusal)
@@ -68,7 +68,7 @@ def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
 
 def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     """Return two lines on why the run is refused, or None. The plan and the refusal are recorded."""
-    rehearsed = _rehearse(cli, "nothing", device_bytes=0)
+    rehearsed = _rehearse(cli, maximized="nothing", device_bytes=0)
     if isinstance(rehearsed, Unplanned):
         cli.context.add_launch_facts(planned=PlannedMemory(unknown=rehearsed.reason))
         return _wrong_call_text(rehearsed)
@@ -105,7 +105,10 @@ def _wrong_call_text(rehearsed: Planned | Unplanned) -> str | None:
 def _rehearse(
     cli: ProfilerCLI, maximized: str, device_bytes: int
 ) -> Planned | Unplanned:
-    """Rehearse the run in a child process, and return its plan or the reason why it cannot be planned."""
+    """Rehearse the run in a child process, and return its plan or the reason why it cannot be planned.
+
+    ``maximized`` is the batch or the context whose largest value in ``device_bytes`` is searched, or nothing.
+    """
     gpu = gpu_of(cli.trainer.strategy.root_device)
     rehearsal = start_rehearsal(
         cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours
@@ -128,6 +131,7 @@ def _planned_memory(planned: Planned, available: int | None) -> PlannedMemory:
 
 
 def _write_timeline(cli: ProfilerCLI, planned: Planned) -> None:
+    """Write the planned memory timeline into the run's folder, if there are both; a failure is only reported."""
     folder = cli.context.folder
     if folder is None or planned.timeline is None:
         return

@@ -107,6 +107,7 @@ def _search_sizes(
     if not size:
         return
     unit = _UNIT if maximized == "context" and size % _UNIT == 0 else 1
+    # It yields the sizes to try, in units, receives the peak bytes of each, and returns the largest size that fits.
     search = largest_that_fits(size // unit, peak_bytes, device_bytes)
     try:
         units = next(search)
@@ -285,7 +286,9 @@ def _settings_of_run(cli: ProfilerCLI) -> dict[str, Any]:
         if part == "model" and not is_our_model:
             continue
         section = cli.config[cli.verb].get(part) or {}
-        value = (section.get("init_args") or section).get(option)
+        # The options of a class are in its ``init_args``.
+        options = section.get("init_args") or section
+        value = options.get(option)
         if value is not None:
             settings[name] = value
     return settings

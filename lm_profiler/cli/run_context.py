@@ -193,6 +193,7 @@ class RunContext:
         return error.code if isinstance(error.code, int) else FAILED
 
     def _record_early_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        """Record and print that the run was interrupted before its first step."""
         self._record("interrupted", _failure_in_setup(interrupt))
         message = "interrupted before the first step"
         if self.folder is not None:

@@ -75,6 +75,7 @@ class EventsLogger(TensorBoardLogger):
     """Lightning's logger, without its empty ``hparams.yaml``."""
 
     def save(self) -> None:
+        """Write what was logged; ``hparams.yaml`` only if there are hyperparameters."""
         if self.hparams:
             super().save()
         else:
@@ -411,18 +412,19 @@ def check_launch(trainer: Trainer) -> None:
         environment.validate_settings(
             num_devices=trainer.num_devices, num_nodes=trainer.num_nodes
         )
-        if (
-            type(environment) is LightningEnvironment
-            and not environment.creates_processes_externally
-        ):
+        is_lightnings = type(environment) is LightningEnvironment
+        if is_lightnings and not environment.creates_processes_externally:
             check_port()  # Torch would report a port that is in use only in a traceback.
             if trainer.strategy.root_device.type == "cpu":
                 warn_of_shared_cores(trainer.num_devices, cpu_cores(), "the step")
-    elif (
-        int(os.environ.get("SLURM_NTASKS", 1)) > 1
-        and os.environ.get("SLURM_PROCID") == "0"
-    ):
-        tasks = os.environ["SLURM_NTASKS"]
+    else:
+        _warn_of_slurm_tasks()
+
+
+def _warn_of_slurm_tasks() -> None:
+    """In the first of several tasks of SLURM, print that each of them is a run of its own."""
+    tasks = int(os.environ.get("SLURM_NTASKS", 1))
+    if tasks > 1 and os.environ.get("SLURM_PROCID") == "0":
         print_message(
             f"SLURM has {tasks} tasks: each is a separate run, because --trainer.devices and --trainer.num_nodes are 1"
         )

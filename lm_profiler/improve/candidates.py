@@ -99,6 +99,7 @@ class ImproveRequest:
             _check_values(option, values)
 
     def _default_name(self) -> str:
+        """Return the name of the search if the user gives none: after its file, else its config."""
         if self.file:
             return f"{Path(self.file).stem}_improve"
         if self.config:

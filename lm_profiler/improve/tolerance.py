@@ -138,6 +138,7 @@ def _verdict_and_reason(
 
 
 def _distance_text(distance: float | None) -> str:
+    """Return a relative error as a percentage, with two significant digits below 1 %."""
     if distance is None or distance == inf:
         return "an unknown amount"
     if distance >= 0.01:
@@ -179,8 +180,8 @@ def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
 def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the relative error of the mean loss that chance may explain.
 
-    Another number of workers, or another kernel, draws other random numbers, so some steps have a higher and some a
-    lower loss.
+    It is the half width of the 95 % interval of the mean relative difference, from how the differences scatter. Another
+    number of workers, or another kernel, draws other random numbers, so some steps have a higher and some a lower loss.
     A real error has one direction, so its steps scatter by less than their mean.
     """
     distances = []

@@ -107,6 +107,7 @@ class TransformerConfig:
             )
 
     def _check_experts(self) -> None:
+        """Raise UsageError for an impossible number of experts, or of experts that process a token."""
         expect(
             self.num_experts >= 0, "num_experts", "0 (none) or more", self.num_experts
         )
@@ -123,6 +124,7 @@ class TransformerConfig:
         expect(can_choose, "experts_per_token", expected, self.experts_per_token)
 
     def _check_fp8(self) -> None:
+        """Raise UsageError if FP8 is requested for matrices of widths that its products cannot have."""
         if not self.fp8:
             return
         expect(

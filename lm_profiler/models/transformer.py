@@ -392,6 +392,7 @@ class SelfAttention(nn.Module):
             self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x_BTD: Tensor, rope: Rope | None) -> Tensor:
+        """Return what the tokens attend to, [B, T, D]."""
         # One after the other, so that the queries before RoPE are freed before there are keys.
         q_BHTE = self._heads(self.query(x_BTD), self.query_norm, rope)
         k_BKTE = self._heads(self.key(x_BTD), self.key_norm, rope)

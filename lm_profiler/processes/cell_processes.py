@@ -88,6 +88,7 @@ class CellProcesses:
         self._not_started: list[CellEnded] = []
 
     def __enter__(self) -> CellProcesses:
+        """Start the cleaner: a process that kills the cells if this process dies without ``__exit__``."""
         kept_descriptors = [] if self._lock is None else [self._lock]
         self._cleaner = subprocess.Popen(
             [sys.executable, "-c", _CLEANER],

@@ -115,6 +115,7 @@ class Entry:
 
     @property
     def verb(self) -> str | None:
+        """The verb of the run, such as ``fit``; for a cell without a run, the verb of its call."""
         if self.record is not None:
             return self.record.verb
         if self.cell is not None and self.cell.arguments:
@@ -123,6 +124,7 @@ class Entry:
 
     @property
     def environment(self) -> Environment | None:
+        """The machine of the run; for a cell without a run, that of a sibling. None if it is unknown."""
         if self.record is not None and self.record.environment is not None:
             return self.record.environment
         if self.sibling is not None:
@@ -340,12 +342,14 @@ class _Search:
                 self.links += [child for child in children if child.is_symlink()]
 
     def _add_search(self, folder: Path) -> None:
+        """Add the search of ``improve`` in ``folder``, unless it was added before or is unreadable."""
         if self.is_first_visit(folder / IMPROVE_FILE):
             record = self._read_or_note(read_improve, folder)
             if record is not None:
                 self.collection.searches[folder] = record
 
     def _add_run(self, folder: Path) -> None:
+        """Add the run in ``folder``, unless it was added before or is unreadable."""
         if self.is_first_visit(folder):
             record = self._read_or_note(read_run, folder)
             if record is not None:

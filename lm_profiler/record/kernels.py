@@ -95,15 +95,18 @@ class KernelTable(Part):
         for row in self.rows:
             # A phase may have 0 s busy and idle, if all its kernels ran at the same time as kernels of other phases.
             phase = self.phases.get(row.phase)
-            if phase is None or (
-                row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0
-            ):
+            phase_s = 0.0
+            if phase is not None:
+                phase_s = phase.busy_s + phase.idle_s + phase.overlap_s
+            has_time_for_row = phase_s > 0 or not row.total_s
+            if phase is None or not has_time_for_row:
                 raise ValueError(
                     f"phases: expected an entry with time for {row.phase!r}, which has rows"
                 )
         return self
 
     def _parts(self, phases: Collection[str] | None) -> list[PhaseKernels]:
+        """Return the entries of ``phases``; None stands for all phases."""
         return [
             part
             for name, part in self.phases.items()

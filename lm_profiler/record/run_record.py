@@ -908,12 +908,13 @@ class RunRecord(Part):
     @classmethod
     def _number_steps_as_the_run_does(cls, content: Any) -> Any:
         """Renumber the levels of a record before 0.3, which counts measured steps from 1."""
-        steadiness = content.get("steadiness") if isinstance(content, dict) else None
-        if (
-            not isinstance(steadiness, dict)
-            or steadiness.get("first") is None
-            or "first_step" in steadiness
-        ):
+        steadiness: Any = None
+        if isinstance(content, dict):
+            steadiness = content.get("steadiness")
+        has_levels = (
+            isinstance(steadiness, dict) and steadiness.get("first") is not None
+        )
+        if not has_levels or "first_step" in steadiness:
             return content
         warmup_steps = content.get("steps", {}).get("warmup", 0)
         renumbered = _renumbered(steadiness, offset=warmup_steps)

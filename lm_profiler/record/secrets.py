@@ -37,6 +37,7 @@ _HARMLESS_VALUES = ("", "null", "~", "true", "false")
 
 
 def is_secret(name: str) -> bool:
+    """Return whether an option of this ``name`` holds a secret, such as ``api_key`` or ``apiKey``."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # apiKey: api_key
     if _HARMLESS_NAME.search(words):
         return False

@@ -88,6 +88,7 @@ class PackedArray:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Any
     ) -> core_schema.CoreSchema:
+        """Return the schema of the array: text in JSON, which ``decode`` reads and ``encode`` makes, else an array."""
         text = core_schema.str_schema(strict=True)
         return core_schema.json_or_python_schema(
             json_schema=core_schema.no_info_after_validator_function(self.decode, text),
@@ -244,10 +245,12 @@ class StepTable(Sequence[StepRow]):
         for step, stage, seconds, host_seconds, tokens, memory, rank in zip(
             *columns, strict=True
         ):
+            # If the device's times are unknown, all of them are.
+            are_unknown = math.isnan(seconds[-1])
             yield StepRow(
                 step,
                 sys.intern(stage),
-                None if math.isnan(seconds[-1]) else tuple(seconds),
+                None if are_unknown else tuple(seconds),
                 tuple(host_seconds),
                 _count_unless_nan(tokens),
                 tuple([_count_unless_nan(value) for value in memory]),
@@ -434,6 +437,7 @@ def read_rows(folder: Path, growing: bool = False) -> StepTable:
 
 
 def _read_joined_file(folder: Path, growing: bool) -> StepTable:
+    """Return the rows in the run's file, ``steps.parquet`` if there is one, else ``steps.csv``."""
     parquet_file = folder / COLUMNS_FILE
     if parquet_file.exists():
         return read_parquet(parquet_file)

@@ -286,6 +286,7 @@ def watched_ranks(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
+    """Return the latest status that ``rank`` wrote into ``folder``; RecordError if it cannot be read."""
     return read_part(
         folder / rank_file_name(STATUS, rank),
         WatchStatus,

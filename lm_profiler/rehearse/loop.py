@@ -106,6 +106,7 @@ class CallSites:
         if self._running_modules:
             module_path = self._module_paths.get(self._running_modules[-1])
         line = None
+        # Frame 1 is that of the dispatch mode, which calls this object; frame 2 ran the operator.
         code_line = user_line(sys._getframe(2))
         if code_line is not None:
             file, line_number, _ = code_line

@@ -120,6 +120,7 @@ def _packages_of(module: nn.Module) -> set[str]:
 
 
 def _is_lightning_module(module: nn.Module) -> bool:
+    """Return whether ``module`` is a LightningModule of one of Lightning's two packages."""
     names = {kind.__name__ for kind in type(module).__mro__}
     return "LightningModule" in names and bool(
         _packages_of(module) & {"lightning", "pytorch_lightning"}

@@ -126,6 +126,7 @@ class SweepRequest:
         _check_distinct("devices", self.devices)
 
     def _default_name(self) -> str:
+        """Return the name of the sweep if the user gives none: after its file, else its config."""
         if self.file:
             return Path(self.file).stem
         if self.config:

@@ -61,6 +61,7 @@ class AttentionAlone(LightningModule):
         self.flush_cache = flush_cache
 
     def setup(self, stage: str) -> None:
+        """Raise UsageError for a precision with a gradient scaler: there is no optimizer, which a scaler needs."""
         if stage != "fit":
             return
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None

@@ -151,6 +151,7 @@ class _MeanGradients(nn.Module):
         self.is_local = False
 
     def gradients(self) -> list[Tensor]:
+        """Return the gradients of the parameters that have one, in the same order on all ranks."""
         return [
             parameter.grad
             for parameter in self.module.parameters()

@@ -394,6 +394,7 @@ class LanguageModel(LightningModule):
         return loss
 
     def _is_attached(self) -> bool:
+        """Return whether a Trainer runs this module."""
         try:
             return self.trainer is not None
         except RuntimeError:  # what Lightning raises if there is no Trainer

@@ -61,6 +61,7 @@ class OutsideLines(Instrument):
         self._sampler.start()
 
     def end(self, stage: str) -> None:
+        """Stop sampling, and keep the costliest line of each activity outside of steps."""
         self._stop()
         epoch_line = costliest_line(self._epoch_stacks)
         self.facts["lines_outside"] = {
@@ -73,6 +74,7 @@ class OutsideLines(Instrument):
         self._stop()
 
     def _stop(self) -> None:
+        """End the sampling thread, if it runs: wake it, so that it sees that the stage is over."""
         sampler = self._sampler
         self._sampler = None
         if sampler is not None:

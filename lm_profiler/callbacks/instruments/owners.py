@@ -268,6 +268,7 @@ class OwnersInstrument(Instrument):
     _owners: Owners | None = None
 
     def result(self) -> Mapping[str, Any]:
+        """Stop measuring, and return the facts; empty if measuring did not start."""
         if self._owners is None:
             return {}
         self.discard()

@@ -178,6 +178,7 @@ class PythonTimes:
         return True
 
     def stop(self) -> None:
+        """Stop to follow, unless another profiler has replaced this one; what was measured is kept."""
         is_following = getattr(sys.getprofile(), "__self__", None) is self
         if is_following:
             sys.setprofile(None)

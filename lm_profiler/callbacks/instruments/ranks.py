@@ -340,18 +340,20 @@ class StreamRanksWatch(RanksWatch):
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         """Return the steps of this rank on the stream's clock: marks, and when the stream reached each collective."""
         arrivals = self._with_stream_waits(arrivals)
+        # Both have the host's arrivals; ``host_ns`` of the second has the marks on the stream.
         host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         stream = timeline_of(self.rank, self._steps, self._marks_on_stream, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)
 
-        # Instants that are known on both clocks: the marks, and the start and end of the stream's waits, which the host
-        # enqueues at once.
+        # Instants that are known on both clocks: the marks, and the start and end of each of the stream's waits. The
+        # host enqueues both at once, which counts as 1 ns.
         host_ns = [host.host_ns]
         stream_ns = [stream.host_ns]
         for wait in self._stream_waits:
             host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
             stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
-        # Gradients that are reduced during backward have a stream of their own, so the rank works beside these calls.
+        # For each of these instants, whether the rank works beside the calls that follow it: it does in backward, if
+        # gradients are reduced during backward, on a stream of their own.
         works_beside_calls = np.zeros(
             len(host.codes) + 2 * len(self._stream_waits), dtype=bool
         )
@@ -361,11 +363,11 @@ class StreamRanksWatch(RanksWatch):
         all_host_ns = np.concatenate(host_ns)
         order = np.argsort(all_host_ns, kind="stable")
         arrivals_ns = stream_instants_ns(
-            host.arrivals_ns,
-            np.maximum(durations_ns, 0),
-            all_host_ns[order],
-            np.concatenate(stream_ns)[order],
-            works_beside_calls[order],
+            called_ns=host.arrivals_ns,
+            took_ns=np.maximum(durations_ns, 0),
+            host_ns=all_host_ns[order],
+            stream_ns=np.concatenate(stream_ns)[order],
+            overlaps=works_beside_calls[order],
         )
         # Waits are measured, so only the order of the ranks' instants matters: each rank's begin at zero.
         zero_ns = stream.host_ns[0]

@@ -95,6 +95,7 @@ class _TensorInput(NamedTuple):
 
 
 def _version_of(tensor: Tensor) -> int | None:
+    """Return how often ``tensor`` was changed in place; None for inference tensors, of which it is unknown."""
     if tensor.is_inference():
         return None
     version: int | None = WEIGHT_VERSION.get(tensor)

@@ -162,6 +162,7 @@ class SentStep:
             ) from None
 
     def _dumped(self, has_stand_ins: bool) -> bytes:
+        """Return the pickled step; with ``has_stand_ins``, an ``Absent`` stands for what cannot be pickled."""
         stream = io.BytesIO()
         pickler = _StepPickler(stream)
         pickler.has_stand_ins = has_stand_ins

@@ -50,6 +50,7 @@ def is_session_taken() -> bool:
 
 
 def _is_open(session: autograd_profiler.profile) -> bool:
+    """Return whether ``session`` was entered and has no results yet."""
     if not session.enabled:
         return False  # torch gives a disabled session no further attributes
     has_results = session.kineto_results is not None

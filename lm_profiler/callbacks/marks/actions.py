@@ -183,6 +183,7 @@ class SpanInUsersProfiler(AbstractContextManager[Any]):
         return value
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Leave the span first, and then the context of the user's profiler."""
         try:
             self.span.__exit__(kind, value, traceback)
         finally:  # ``Epoch`` may raise StopIteration

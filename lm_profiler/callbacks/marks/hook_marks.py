@@ -628,9 +628,10 @@ class HookMarks:
         """
 
         def marked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self._run_guarded(
-                self._begin_scaled_step, optimizer
-            ):
+            is_marked = False
+            if not _is_compiling():
+                is_marked = self._run_guarded(self._begin_scaled_step, optimizer)
+            if not is_marked:
                 return step(scaler, optimizer, *args, **kwargs)
             try:
                 result = step(scaler, optimizer, *args, **kwargs)

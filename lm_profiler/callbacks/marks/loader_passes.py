@@ -26,9 +26,8 @@ class LoaderPasses:
     def __init__(self) -> None:
         # weak references to the datasets of which a pass has begun, by identity
         self._datasets: dict[int, Callable[[], Any]] = {}
-        self._loader_ref: Callable[[], Any] = (
-            DEAD_REFERENCE  # the loader of the last pass
-        )
+        # weak reference to the loader of the last pass
+        self._loader_ref: Callable[[], Any] = DEAD_REFERENCE
         self._repeated_passes = 0  # begun over a dataset that had one before
         self._finished_passes = 0  # in which the loop took all batches
 

@@ -203,9 +203,8 @@ def _unused_positions(mask: Numbers | None, labels: Numbers | None) -> int | Non
 
 def _empty_columns(array: Numbers) -> int:
     """Return how many columns at the beginning of ``array`` contain only zeros; 0 if all columns do."""
-    if (
-        array.size == 0 or array[:, 0].any()
-    ):  # true of most batches, which need no search
+    # Most batches have no empty column at the beginning, and need no search.
+    if array.size == 0 or array[:, 0].any():
         return 0
     is_used = array.any(axis=0)
     first_used = np.argmax(is_used)

@@ -345,7 +345,8 @@ def _call(program: Sequence[str], options: Sequence[str], folder: Path) -> list[
 def _python_paths(tree: Path) -> list[str]:
     """Return the folders of ``PYTHONPATH`` for ``tree``.
 
-    Folders of this repository, including those of editable installs, are replaced by the same folders of the tree.
+    Folders of this repository, including those of editable installs, are replaced by the same folders of the tree. Of
+    other folders only those of the user's ``PYTHONPATH`` are listed: the process in the tree has the rest anyway.
     """
     current = Path.cwd()
     repository = Path(_git_output("rev-parse", "--show-toplevel") or current)
@@ -407,10 +408,8 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
     )
     folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
     try:
-        if (
-            _git_output("worktree", "add", "--detach", str(folder / "tree"), ref)
-            is None
-        ):
+        output = _git_output("worktree", "add", "--detach", str(folder / "tree"), ref)
+        if output is None:
             raise UsageError(f"{side}: git could not create a worktree of {ref}")
         yield folder / "tree" / current_in_repository
     finally:

@@ -253,7 +253,9 @@ def _rehearsed_remedies(
     candidates: Sequence[MemoryCandidate], options: Sequence[str], device: Capacity
 ) -> list[tuple[MemoryCandidate, Planned]]:
     """Return the remedies that could be rehearsed, with their plans; the module or the Trainer may refuse some."""
-    questions = [_Question(candidate.words, "nothing") for candidate in candidates]
+    questions = [
+        _Question(candidate.words, maximized="nothing") for candidate in candidates
+    ]
     answers = _rehearse_each(options, device, questions)
     rehearsed: list[tuple[MemoryCandidate, Planned]] = []
     for candidate, answer in zip(candidates, answers, strict=True):

@@ -200,6 +200,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _name_without_version(name: str) -> str:
+    """Return the folder of a run called ``version_…``, whose name says nothing; any other name is unchanged."""
     folder, _, run_name = name.rpartition("/")
     if folder and run_name.startswith(_VERSION):
         return folder

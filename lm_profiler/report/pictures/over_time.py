@@ -174,8 +174,10 @@ def _write_row(
     axes: Axes, number: int, texts: Sequence[str], fontweight: str = "normal"
 ) -> None:
     """Write ``texts`` as row ``number`` of the table below a picture."""
-    for x, text in zip((0.0, 0.14, 0.31, 0.55), texts, strict=True):
-        y = 1.0 - 0.092 * number
+    # in shares of the axes: the left edge of each column, and the upper edge of the row
+    lefts = (0.0, 0.14, 0.31, 0.55)
+    y = 1.0 - 0.092 * number
+    for x, text in zip(lefts, texts, strict=True):
         axes.text(
             x,
             y,
@@ -188,6 +190,7 @@ def _write_row(
 
 
 def _shape_text(allocation: Allocation) -> str:
+    """Return shape and dtype of an allocation, such as ``8 × 512, torch.float32``; empty if they are unknown."""
     if allocation.shape is None:
         return ""
     sizes = " × ".join(str(size) for size in allocation.shape)
@@ -311,9 +314,10 @@ def _lanes_of_rank(rank: int, work: TracedWork, zero_ns: int) -> _Lanes:
     """Return the lanes of the last step of ``work``, as times since ``zero_ns``."""
     begin, end, _ = work.packed.steps[-1]
     starts, ends = compute_spans(work)
+    # A gap below the width of a line cannot be drawn. Ends are moved past such gaps, so that the union of the spans
+    # joins those around a gap.
     shortest_gap = (end - begin) // _FINEST
     ends_past_gaps = [stop + shortest_gap for stop in ends]
-    # Spans whose gap is short become one span, because their ends are moved past the gap.
     compute: dict[str, list[Span]] = {}
     for phase in work.packed.phases:
         is_in_step = begin <= phase.start < end

@@ -423,6 +423,7 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
 
 
 def _use_logarithmic_axes(axes: Axes, sizes: Sequence[float]) -> None:
+    """Make both axes logarithmic, with a tick at each of ``sizes`` and plain numbers as labels."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{size:.4g}" for size in sizes])

@@ -120,6 +120,7 @@ def opening_lines(comparison: Comparison) -> list[str]:
 
 
 def _settings_lines(name: str, differences: Sequence[Difference] | None) -> list[str]:
+    """Return lines with the ``differences`` in the settings called ``name``; None if a side's are unknown."""
     if differences is None:
         return [f"{name}: unknown for A or B"]
     if not differences:
@@ -134,6 +135,7 @@ def _side_line(label: str, folders: Sequence[str]) -> str:
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
+    """Return an indented line for each option that differs: ``model.size: small → large``."""
     lines = []
     for row in differences:
         change = f"{_option_text(row.a)} → {_option_text(row.b)}"
@@ -459,6 +461,7 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
 
 
 def _value_text(value: Any) -> str:
+    """Return the value of a field as a short text, cut if it is long."""
     if value is None:
         return "-"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)

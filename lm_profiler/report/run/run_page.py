@@ -211,6 +211,7 @@ def _memory_lines(record: RunRecord) -> list[str]:
 
 
 def _peak_texts(memory: MemoryFacts) -> list[str]:
+    """Return the known peaks of the run with their titles: of allocated, reserved and resident memory."""
     texts = []
     for name, figure in MEMORY.items():
         peak = getattr(memory.measured, name)

@@ -91,6 +91,7 @@ def _rank_text(answer: TraceAnswer) -> str:
 
 
 def _steps_text(answer: TraceAnswer) -> str:
+    """Return the number of steps and the name of their ranges, or that the whole trace counts as one step."""
     if answer.step_source == "whole":
         reason = "because it has no ProfilerStep# ranges"
         return f"the whole trace counts as one step, {reason} (--step NAME selects other ranges)"

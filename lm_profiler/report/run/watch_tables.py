@@ -49,6 +49,7 @@ def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
 
 
 def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
+    """Return a row for each event: its time of day, its step, and what happened."""
     rows = [
         [_clock_text(event.at_s), f"{event.step:,}", event_text(event, world_size)]
         for event in events

@@ -165,6 +165,7 @@ def _latex_row(texts: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
+    """Return ``text`` with LaTeX's special characters escaped."""
     escaped = single_line(text).translate(_LATEX_TABLE)
     # At the beginning of a row, after two backslashes or a rule, a bracket would open an argument.
     if escaped.startswith("["):

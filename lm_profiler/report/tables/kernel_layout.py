@@ -155,6 +155,7 @@ def _training_run(runs: Sequence[Entry]) -> Entry | None:
 
 
 def _traced_first(runs: Sequence[Entry]) -> Entry | None:
+    """Return the first run with a table of kernels, or else the first run; None without runs."""
     for run in runs:
         if first_kernels(run) is not None:
             return run

@@ -113,6 +113,7 @@ def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
 
 
 def _blocks_of_cell(entry: Entry) -> Blocks:
+    """Return the cell's option, a number or a list of numbers, as a tuple; empty without checkpoints."""
     value = entry.option(_OPTION)
     if isinstance(value, int):
         return (value,)

@@ -71,6 +71,7 @@ def runs_table(
             if _is_known_column(groups, figure):
                 known_figures.append(figure)
         shown_columns = [*names, *known_figures, COLUMNS["status"]]
+        # To keep the table narrow, only the first figure, the step, is shown with its interval.
         table = _table_of_rows(
             groups, shown_columns, without_interval=known_figures[1:]
         )

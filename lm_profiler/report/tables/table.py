@@ -106,6 +106,7 @@ def _unicode(value: Any) -> Any:
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
+    """Return a heading with title and unit for each column; numbers are right-aligned."""
     return [
         Heading(column.name, column.heading, figures=not column.is_text)
         for column in columns

@@ -104,6 +104,7 @@ def _has_all_ranks(ranks: Ranks) -> bool:
 
 
 def _ranks_text(ranks: Ranks) -> str:
+    """Return the number of ranks, and how many of them sent measurements if not all did: ``7 of 8 ranks``."""
     world = count_text(ranks.world, "rank")
     if ranks.heard == ranks.world:
         return world

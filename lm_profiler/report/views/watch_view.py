@@ -78,6 +78,7 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
 
 
 def missing(entry: Entry) -> str | None:
+    """Return why there is no watched run to show; None if there is one."""
     if is_watched(entry.folder):
         return None
     if entry.record is None:

@@ -150,6 +150,7 @@ def _roots(runs_folders: Iterable[RunsFolder]) -> list[Path]:
 
 
 def _required_argument(request: Request, name: str) -> str:
+    """Return the argument ``name`` of the request's address; InvalidArgumentError without it."""
     value = request.args.get(name)
     if value is None:
         raise InvalidArgumentError(f"{request.path}: expected the argument {name}")
