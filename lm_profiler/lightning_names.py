@@ -45,11 +45,9 @@ _NEXT = {
 
 def fetch_action(trainer: Any, verb: str) -> str:
     """Return the action with which the loop of ``verb`` asks for a batch: ``[…EpochLoop].train_dataloader_next``."""
-    loop = (
-        trainer.fit_loop.epoch_loop
-        if verb == "fit"
-        else getattr(trainer, f"{verb}_loop")
-    )
+    loop = getattr(trainer, f"{verb}_loop")
+    if verb == "fit":
+        loop = loop.epoch_loop
     return f"[{type(loop).__name__}].{_NEXT[verb]}"
 
 

@@ -238,7 +238,8 @@ def publish(
     if options.prometheus is not None:
         host, port = options.address()
         server, thread = start_http_server(port + local_rank, host, registry)
-        undo.callback(thread.join, 5.0)
+        # Called in the opposite order: first the server stops, at last its thread ends.
+        undo.callback(thread.join, timeout=5.0)
         undo.callback(server.server_close)
         undo.callback(server.shutdown)
     if options.textfile is None:

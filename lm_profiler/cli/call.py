@@ -161,12 +161,9 @@ class Call:
         arguments = self.arguments[:1]
         replaced = set(self._replaced_sections(uses_own_loaders))
         for config in self._configs:
-            has_replaced = replaced & config.content.keys()
-            text = (
-                text_without_keys(config.node, replaced)
-                if has_replaced
-                else config.word
-            )
+            text = config.word
+            if replaced & config.content.keys():
+                text = text_without_keys(config.node, replaced)
             if text.strip() != "{}":
                 arguments.append(f"--config={text}")
 
@@ -232,9 +229,8 @@ class Call:
     def _class_on_line(self, key: str) -> str | None:
         """Return the last class that the command line names; None if it names none."""
         for option in reversed(self.line):
-            if option.name in (key, f"{key}.class_path") and _is_class_path(
-                option.value
-            ):
+            may_name_class = option.name in (key, f"{key}.class_path")
+            if may_name_class and _is_class_path(option.value):
                 return option.value
         return None
 

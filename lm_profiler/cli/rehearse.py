@@ -166,6 +166,9 @@ def rehearse(
     failure = _run(cli, rehearsal)
     step = max(rehearsal.observed_steps, key=lambda step: step.peak)
     facts = model_facts(TrainerLoop(trainer))
+    split_by = None
+    if not isinstance(strategy, FakeStrategy):
+        split_by = type(strategy).__name__
     has_compiled_part = bool(COMPILED_FUNCTIONS_CALLED) or is_compiled_in(model)
     is_compiled = has_compiled_part or bool(getattr(model, "compile_model", False))
     precision = full_name(cli.config[cli.verb].trainer.precision)
@@ -190,9 +193,7 @@ def rehearse(
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
         sent=_scaled_bytes_sent(cli, strategy, step.sent),
-        split_by=None
-        if isinstance(strategy, FakeStrategy)
-        else type(strategy).__name__,
+        split_by=split_by,
         workspaces=world.live.workspaces,
     )
 
@@ -242,11 +243,9 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
     """
     model, trainer = cli.model, cli.trainer
     parameter_bytes = _WIDTHS.get(str(trainer.precision))
-    if (
-        type(model) is not LanguageModel
-        or parameter_bytes is None
-        or isinstance(trainer.strategy, SHARDED)
-    ):
+    if type(model) is not LanguageModel or isinstance(trainer.strategy, SHARDED):
+        return None
+    if parameter_bytes is None:
         return None
     weights_bytes = model.config.num_parameters() * parameter_bytes
     bytes_by_part = {"parameters": weights_bytes}

@@ -41,9 +41,8 @@ _ADVICE = (
 def replace_unprintable() -> None:
     """Make stdout and stderr print ``?`` for characters that their encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(
-            stream, "reconfigure"
-        ):
+        raises_error = getattr(stream, "errors", None) == "strict"
+        if raises_error and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 

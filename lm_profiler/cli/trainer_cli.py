@@ -278,9 +278,9 @@ def _runs_only_our_code(config: Mapping[str, Any], text: str) -> bool:
     torch's. ``text`` is the config as JSON.
     """
     for key in DEFAULT_CLASSES:
-        if config[key] is not None and not _is_in_package(
-            config[key]["class_path"], "lm_profiler"
-        ):
+        if config[key] is None:
+            continue
+        if not _is_in_package(config[key]["class_path"], "lm_profiler"):
             return False
     for class_package, named_package in _NAMED_PACKAGE.findall(text):
         if (class_package or named_package) not in _LIBRARIES:

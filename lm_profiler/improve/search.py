@@ -183,10 +183,8 @@ class Searcher:
         kept_changes = list(self.kept_changes.values())
         waiting = []
         for candidate in self.candidates:
-            if (
-                candidate.name not in self.had_first_turn
-                and candidate not in kept_changes
-            ):
+            had_first_turn = candidate.name in self.had_first_turn
+            if not had_first_turn and candidate not in kept_changes:
                 waiting.append(candidate)
         return waiting
 

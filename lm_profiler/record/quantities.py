@@ -272,11 +272,9 @@ def _over_planned(record: RunRecord) -> float | None:
         return None
     if memory.measured.allocated_peak is not None and planned.peak:
         return memory.measured.allocated_peak / planned.peak
-    if (
-        memory.held is None
-        or planned.held is None
-        or memory.held.source != planned.held.source
-    ):
+    if memory.held is None or planned.held is None:
+        return None
+    if memory.held.source != planned.held.source:
         return None
     if memory.held.forward is None or not planned.held.forward:
         return None

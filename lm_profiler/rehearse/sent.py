@@ -76,7 +76,7 @@ def count(pickled_step: bytes) -> StepWork | str:
 
 def _rehearse(step: SentStep) -> StepWork:
     """Run the step on a copy of its module without data, and return its work; raise the error of the step."""
-    world = _Shapes(None)
+    world = _Shapes(gpu=None)
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((step.module, step.batch, step.optimizers))

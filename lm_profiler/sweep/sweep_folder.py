@@ -157,9 +157,9 @@ class SweepFolder:
                 f"name: expected a sweep, given a damaged one ({error}); take another --name"
             ) from None
         compared_cells = 1 if self._grows else None
-        if _identity(written_plan, compared_cells) != _identity(
-            self.plan, compared_cells
-        ):
+        written = _identity(written_plan, compared_cells)
+        requested = _identity(self.plan, compared_cells)
+        if written != requested:
             raise UsageError(
                 f"name: expected the sweep that was started in {path}, given one with other cells, options or config "
                 "files; name another with --name, or remove that folder"

@@ -139,7 +139,7 @@ class _MeanGradients(nn.Module):
         self.is_local = False
         self.hooks: list[Any] = []
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+            dist.broadcast(tensor.detach(), src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -144,11 +144,10 @@ def _batch_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments that choose the samples of a batch; torch accepts only some combinations of them."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if (
-        loader.batch_sampler is not None
-        and type(loader.batch_sampler) is not BatchSampler
-    ):
-        return {"batch_sampler": loader.batch_sampler}
+    batch_sampler = loader.batch_sampler
+    # torch makes a ``BatchSampler`` from the other arguments; one of another class was passed to the loader.
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        return {"batch_sampler": batch_sampler}
     return {
         "batch_size": loader.batch_size,
         "sampler": loader.sampler,

@@ -341,10 +341,12 @@ class PythonTimes:
         """
         caller = self._stack[-1]
         if self.phase() != OTHER:
+            # Within a phase the line of the loop is not followed: what it calls is the phase itself.
             is_of_loop = caller.owner is not None and caller.owner is self._loop_frame
             return _OUTERMOST if is_of_loop else caller
         if len(self._stack) > 1 or frame is None:
             return caller
+        # A function makes the call that began before the following. If it is the program's own, it has the loop.
         if package_of(frame.f_code.co_filename):
             return caller
         self._loop_frame = frame

@@ -674,7 +674,7 @@ class HookMarks:
             try:
                 result = function(*args, **kwargs)
             except BaseException:
-                self._run_guarded(self._end_function, code, True)
+                self._run_guarded(partial(self._end_function, code, has_failed=True))
                 raise
             try:
                 self._end_function(code)

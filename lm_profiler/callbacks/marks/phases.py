@@ -157,11 +157,10 @@ class PhaseProfiler:
                     steps_left = self.step_ended()
                 except BaseException as error:
                     guard.handle(error)
-            self.steps_left = (
-                self.agree_on_steps_left(steps_left)
-                if guard.is_disabled
-                else steps_left
-            )
+            if guard.is_disabled:
+                # ``step_ended``, which agrees with the other ranks, did not run, but they wait for this rank.
+                steps_left = self.agree_on_steps_left(steps_left)
+            self.steps_left = steps_left
             if self.steps_left <= 0:
                 successor = None
                 try:

@@ -93,9 +93,10 @@ def write_comparison(
         text = render([comparison_table(comparison)], options.format, stream)
     write_text(text, options.format, options.output)
     fails = comparison.verdict in _FAILING[options.fail_on]
-    if write_for_github(
+    is_written_for_github = write_for_github(
         options.github, partial(github_summary, comparison), github_outputs(comparison)
-    ):
+    )
+    if is_written_for_github:
         # GitHub reads both streams. The annotation must not be mixed into output for programs.
         is_for_people = options.format == "terminal" or options.output is not None
         stream = sys.stdout if is_for_people else sys.stderr

@@ -101,15 +101,12 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
         Runner(folder, processes, display) as runner,
     ):
         cells = Cells(folder, runner)
-        # calls are checked before anything runs
-        check_calls(
-            processes,
-            [
-                cell
-                for cell in _written_cells(request, calls)
-                if not is_done(folder.path, cell)
-            ],
-        )
+        # Calls are checked before anything runs. A cell that is done has passed this check.
+        unchecked_cells = []
+        for cell in _written_cells(request, calls):
+            if not is_done(folder.path, cell):
+                unchecked_cells.append(cell)
+        check_calls(processes, unchecked_cells)
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()

@@ -213,11 +213,8 @@ class Options:
             raise UsageError(
                 f"relative: works only with the table of runs or a pivot, not with --{ways[0]}; leave one out"
             )
-        if (
-            self.value is not None
-            and self.pivot is None
-            and self.plot not in ANY_FIGURE
-        ):
+        uses_value = self.pivot is not None or self.plot in ANY_FIGURE
+        if self.value is not None and not uses_value:
             raise UsageError(
                 f"value: works only with --pivot or --plot {'|'.join(ANY_FIGURE)}; add one of them"
             )

@@ -98,7 +98,11 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     devices = request.devices or (None,)
     console = Console(stderr=request.format == "json")
     display = Display(
-        cells, len(cells) - len(missing), len(devices), folder.path, console
+        cells,
+        ended_cells=len(cells) - len(missing),
+        slots=len(devices),
+        folder=folder.path,
+        console=console,
     )
     with cell_processes(folder.lock) as processes:
         schedule = Schedule(

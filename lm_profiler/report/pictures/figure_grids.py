@@ -137,7 +137,7 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
     figure, axes = new_figure(_WIDTH, 1.2 + 0.36 * len(groups))
     figures = [estimate(group.entries, column) for group in groups]
     drawn = error_bars(enumerate(figures), quantity.scale)
-    axes.barh(drawn.places, drawn.values, 0.72, color=SERIES_COLOURS[0])
+    axes.barh(drawn.places, drawn.values, height=0.72, color=SERIES_COLOURS[0])
     axes.errorbar(
         drawn.values,
         drawn.places,
@@ -154,6 +154,7 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
             label = shortened(group.label, most_characters=48)
         labels.append(label)
     axes.set_yticks(range(len(groups)), labels)
+    # The axis points down, so that the first bar is at the top; each bar is around a whole number.
     axes.set_ylim(len(groups) - 0.4, -0.6)
     if is_logarithmic:
         axes.set_xscale("log")

@@ -276,6 +276,7 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
             lane.exposed, (compute_row + 0.6, 0.8), color=_EXPOSED_COLOUR, lw=0
         )
     axes.set_yticks(range(len(names)), names)
+    # The axis points down, so that the first rank is at the top.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 

@@ -184,6 +184,7 @@ def phases(groups: Sequence[Group]) -> Figure:
         )
         step_texts.append(_step_text(steps[row], groups[row].failure_text))
     axes.set_yticks(list(named_rows), labels)
+    # The axis points down, so that the first bar is at the top; each bar is around a whole number.
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
@@ -225,8 +226,8 @@ def _draw_stacks(
         axes.barh(
             rows,
             widths,
-            0.72,
-            starts,
+            height=0.72,
+            left=starts,
             color=PART_COLOURS[part],
             edgecolor="white",
             lw=line_width,
@@ -300,11 +301,9 @@ def _figure_against_fact(
     label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
     axes.set_ylabel("\n".join(label_lines))
     if len(lines) > 1:
-        title = (
-            shortened(axis_title(columns[1]), most_characters=24)
-            if len(columns) == 2
-            else ""
-        )
+        title = ""
+        if len(columns) == 2:
+            title = shortened(axis_title(columns[1]), most_characters=24)
         if len(lines) > _MOST_LINES:
             title += f"\nand {len(lines) - _MOST_LINES} more"
         drawn.legend(loc="outside right upper", title=title)

@@ -412,6 +412,7 @@ def _family_table(
     # family → part → text
     columns: dict[str, dict[str, str]] = {}
     for figure in group:
+        # without a member, the part is the key in a path such as ``time.forward.mean``
         part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
         is_zero_amount = not value and figure.shown_unit  # no time, or no memory

@@ -314,6 +314,7 @@ def tables_of_waterfall(waterfall: Waterfall) -> list[Table]:
 
 def _terms_table(waterfall: Waterfall) -> Table:
     """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
+    # in the order of the fields of ``Term``; the last are a column for each phase
     name, seconds, low, high, ceiling, *phases = LISTS["waterfall.terms"]
     # One traced step has no range, and an older record does not contain one.
     has_ends = any(term.low_s is not None for term in waterfall.terms)
