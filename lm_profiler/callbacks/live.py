@@ -60,7 +60,10 @@ class StageFigures:
         return cls(mfu_seconds, tokens_per_step)
 
     def mfu(self, step_s: float, tokens_per_step: float | None) -> float | None:
-        """Return the MFU of a step that takes ``step_s``; its FLOPs are taken to be in proportion to its tokens."""
+        """Return the MFU of a step that takes ``step_s``; its FLOPs are taken to be in proportion to its tokens.
+
+        The MFU is inversely proportional to the seconds of a step, so ``mfu_seconds`` has their product.
+        """
         if self.mfu_seconds is None:
             return None
         relative_work = 1.0

@@ -188,12 +188,10 @@ class Admission:
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""
         global _admitted_number
-        try:
-            if self.claims is None or not self.claims.is_dir():
-                raise FileNotFoundError
-            return claim(self.claims, str(self.number))
-        except OSError:
-            # On another node, or in a program that was started by hand, each process decides for itself.
-            if _admitted_number is None:
-                _admitted_number = self.number
-            return _admitted_number == self.number
+        with suppress(OSError):
+            if self.claims is not None and self.claims.is_dir():
+                return claim(self.claims, str(self.number))
+        # On another node, or in a program that was started by hand, each process decides for itself.
+        if _admitted_number is None:
+            _admitted_number = self.number
+        return _admitted_number == self.number

@@ -127,7 +127,8 @@ def _run_command(verb: str, arguments: list[str]) -> int:
     """Run a verb that needs no Trainer, or print its help; return the exit code."""
     from lm_profiler.cli.options import OptionsReader
 
-    module = _import_verb(_SHARED.get(verb, verb))
+    module_name = _SHARED.get(verb, verb)
+    module = _import_verb(module_name)
     options_class, examples, run = module.VERBS[verb]
     reader = OptionsReader(verb, options_class)
     if _asks_for_help(arguments):
@@ -163,12 +164,12 @@ def _run_trainer(arguments: list[str]) -> int:
     return int(_import_verb("trainer").run(call))
 
 
-def _import_verb(verb: str) -> ModuleType:
-    """Import the module of ``verb``. Signals are delayed until then: an interrupted import fails in many ways."""
+def _import_verb(module_name: str) -> ModuleType:
+    """Import a module of verbs. Signals are delayed until then: an interrupted import fails in many ways."""
     former_mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM)
     )
     try:
-        return import_module(f"lm_profiler.cli.verbs.{verb}")
+        return import_module(f"lm_profiler.cli.verbs.{module_name}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)

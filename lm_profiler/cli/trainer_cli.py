@@ -303,7 +303,7 @@ def skip_teardown(trainer: Trainer) -> None:
 
 
 def _tear_down(strategy: Strategy) -> None:
-    """Tear the strategy down as its class does, but without its optimizers."""
+    """Tear the strategy down as its class does, but without its optimizers, whose states it would copy to the host."""
     optimizers = strategy.optimizers
     strategy.optimizers = []
     try:

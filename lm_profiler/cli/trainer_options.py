@@ -309,6 +309,7 @@ def _import_class(path: str, key: str) -> type | None:
         module = import_module(module_name)
         named_class = getattr(module, name, None)
     except (Exception, SystemExit) as error:
+        # A package on the path is missing, or the module itself; not a module that the user's code imports.
         is_no_module = isinstance(
             error, ModuleNotFoundError
         ) and f"{module_name}.".startswith(f"{error.name}.")

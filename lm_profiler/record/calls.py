@@ -51,7 +51,8 @@ def require(module: str, subject: str) -> None:
     try:
         import_module(module)
     except ImportError:
-        extra = EXTRA_OF[module.replace("_", "-").replace(".", "-")]
+        distribution = module.replace("_", "-").replace(".", "-")
+        extra = EXTRA_OF[distribution]
         raise MissingExtra(
             f"{subject}: expected {module}, which is not installed; pip install 'lm_profiler[{extra}]'"
         ) from None

@@ -222,6 +222,8 @@ class Rehearsal(Callback):
         )
         self._phases.install()
         self._phases.mark_optimizers()
+
+        # what a real run would do, but cannot with fake tensors
         remove_limits(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for part in pl_module.modules():
@@ -231,6 +233,8 @@ class Rehearsal(Callback):
         if self.world.gpu is not None:
             refuse_host_optimizers(trainer.optimizers)
             _use_foreach(trainer.optimizers)
+
+        # the bytes that exist before the first step
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         self.buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:

@@ -21,7 +21,7 @@ from lm_profiler.callbacks.marks.actions import (
     LoopEvents,
     Marked,
     OptimizerStep,
-    candidates,
+    candidate_owners,
 )
 from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.callbacks.marks.optimizers import wrap_in_context
@@ -156,7 +156,7 @@ def owner_of(action_name: str, trainer: Any, callback: Callback | None) -> Owner
         class_name = LIGHTNING if action_name in _LIGHTNING_ACTIONS else ""
         return Owner(class_name, action_name)
     kind, _, hook = match.groups()
-    owners_of_hook = candidates(trainer, kind, action_name, hook)
+    owners_of_hook = candidate_owners(trainer, kind, action_name, hook)
     if any(owner is callback for owner in owners_of_hook):
         return Owner(OURS, hook)
     if any(overrides(owner, hook) for owner in owners_of_hook):

@@ -108,9 +108,9 @@ def _total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 def numerics_facts(
     trainer: Trainer, verb: Verb, get_batch: Callable[[], Any]
 ) -> NumericsFacts:
-    """Return the results of the audit; may raise any error.
+    """Return how the numbers of a step differ from those in float32, and the losses that were kept.
 
-    ``get_batch`` returns the copy of a batch that ``copy_to_host`` made.
+    It may raise any error. ``get_batch`` returns the copy of a batch that ``copy_to_host`` made.
     """
     batch = get_batch()
     module = trainer.lightning_module

@@ -327,7 +327,8 @@ class StreamRanksWatch(RanksWatch):
                 for at_ns, call in calls
                 if not self.waits.is_on_other_stream(at_ns)
             ]
-        if len(calls) == len(arrivals.calls):  # no call is on another stream
+        if len(calls) == len(arrivals.calls):
+            # No call is on another stream, so there is none that the waits could replace.
             self._stream_waits.clear()
         calls += [(wait.launched_ns, wait.call) for wait in self._stream_waits]
         calls.sort(key=itemgetter(0))

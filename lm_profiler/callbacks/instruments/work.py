@@ -190,6 +190,7 @@ def step_work(
     Raises:
         UncountableError: the work is unknown.
     """
+    # Compiled code cannot be counted where it runs. Anything else that is unknown here is unknown in a rehearsal, too.
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:

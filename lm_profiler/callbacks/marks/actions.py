@@ -280,13 +280,13 @@ class Actions(dict[str, Marked]):
                 return Span(self._timeline, tape.OTHER)
             return None
         if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
-            owning_object = candidates(self._trainer, owner, action_name, hook)[0]
+            owning_object = candidate_owners(self._trainer, owner, action_name, hook)[0]
             return EpochHook(self._timeline, f"{type(owning_object).__name__}.{hook}")
         return self._span_by_kind.get(kind)
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
         """Return whether the user's program has code in the ``hook``."""
-        owning_objects = candidates(self._trainer, owner, action_name, hook)
+        owning_objects = candidate_owners(self._trainer, owner, action_name, hook)
         return any(overrides(owning_object, hook) for owning_object in owning_objects)
 
 
@@ -298,8 +298,13 @@ _OWNER_ATTRIBUTES = {
 }
 
 
-def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[object]:
-    """Return the objects whose ``hook`` the action may be: several if callbacks share a state key."""
+def candidate_owners(
+    trainer: Any, owner: str, action_name: str, hook: str
+) -> list[object]:
+    """Return the objects whose ``hook`` the action may be: several if callbacks share a state key.
+
+    ``owner`` is the beginning of ``action_name``, such as ``[Callback]``, and ``hook`` its end.
+    """
     if owner == "[Callback]":
         # The name is ``[Callback]state_key.hook``, and the key may contain dots.
         key = action_name.removeprefix(owner).removesuffix(f".{hook}")

@@ -239,7 +239,13 @@ def _sequence_lengths(
     boundaries: Numbers | None,
     positions: Numbers | None,
 ) -> Numbers | None:
-    """Return the lengths of the sequences, without padding; None if they are unknown."""
+    """Return the lengths of the sequences, without padding; None if they are unknown.
+
+    Args:
+        mask: attention mask [row, position], 0 for padding.
+        boundaries: where each sequence begins among the tokens of the batch, and where the last one ends.
+        positions: position of each token in its sequence, from 0, [row, position] or [position].
+    """
     if boundaries is not None:
         return np.diff(boundaries)
     if positions is not None:

@@ -351,7 +351,9 @@ def size_bytes(
     text: str, option: str, example: str, max_bytes: int = _MAX_BYTES
 ) -> int:
     """Return the bytes of ``text``, the value of ``option``; UsageError unless it is a size up to ``max_bytes``."""
-    message = f"{option}: expected a size such as {example}, at most {max_bytes >> 40}TiB, given {text[:100]!r}"
+    max_tib = max_bytes >> 40
+    message = f"{option}: expected a size such as {example}, at most {max_tib}TiB, given {text[:100]!r}"
+    # a number, and a unit such as ``GiB``, ``G`` or ``MB``
     match = re.fullmatch(
         r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE
     )
