@@ -227,6 +227,7 @@ class WatchWriter:
 
     def take(self, hand_over: HandOver) -> None:
         """Add what the training thread passed on to the figures, conclude from it, and write the files."""
+        # Traced steps come before the others of a hand-over, and are skipped: no figure includes them.
         first_traced_step = self.run.steps + 1
         if hand_over.skipped_steps:
             self.run.skip(hand_over.skipped_steps)
@@ -244,7 +245,9 @@ class WatchWriter:
             self.traces.consider(event, hand_over.now_ns)
         if hand_over.traced is not None:
             self._keep_trace(hand_over.traced)
-        self._newest = hand_over._replace(marks=())
+        self._newest = hand_over._replace(
+            marks=()
+        )  # the marks are read, and take memory
         self._keep_steps(first_step, timed, hand_over)
         self._add_to_live_row(timed, hand_over)
         # Writing the status takes 0.3 ms of this thread, so once per hand-over is affordable.

@@ -78,8 +78,9 @@ def _rehearse(step: SentStep) -> StepWork:
     """Run the step on a copy of its module without data, and return its work; raise the error of the step."""
     world = _Shapes(gpu=None)
     with world.inside():
-        fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
-        module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
+        make_fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
+        originals = (step.module, step.batch, step.optimizers)
+        module, batch, optimizers = make_fake(originals)
     if not _is_lightning_module(module):
         module = _CalledModel(module)
         optimizers = _as_one_optimizer(optimizers)

@@ -104,6 +104,7 @@ class FakeDevice:
         """Return a fake batch of the rehearsed size."""
         count_samples = Samples(combined=False)
         samples = count_samples(batch)
+        # Each row of a real batch stands for this many rows of the rehearsed one.
         if samples is not None:
             samples *= self.rows
         self.samples = samples

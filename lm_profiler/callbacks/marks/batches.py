@@ -299,11 +299,11 @@ class Samples:
         if batch is None:
             return None
         kind = kind_of(batch)
-        count = self._counters_by_kind.get(kind)
-        if count is None:
-            count = _sample_counter(batch, self._batch_size)
-            self._counters_by_kind[kind] = count
-        return count(batch)
+        count_samples = self._counters_by_kind.get(kind)
+        if count_samples is None:
+            count_samples = _sample_counter(batch, self._batch_size)
+            self._counters_by_kind[kind] = count_samples
+        return count_samples(batch)
 
 
 class Elements:

@@ -94,6 +94,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Replace this process by the program; return an exit code only if the program cannot be started."""
+    # a folder in which the processes of the program agree on which Trainer or loop is profiled
     claims = Path(tempfile.mkdtemp(prefix="lm_profiler-run-"))
     arguments = {
         name: value
