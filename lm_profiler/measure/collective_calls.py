@@ -72,6 +72,7 @@ def flight_recorder(device_type: str) -> Dump | None:
         return None
 
     def read_entries() -> Sequence[Mapping[str, Any]]:
+        """Return the recorded collectives, each as torch's dictionary of its fields."""
         # with collectives, without stack traces, and not only those that are active
         ring = pickle.loads(dump(True, False, False, **options))
         entries: Sequence[Mapping[str, Any]] = ring.get("entries", [])

@@ -159,6 +159,7 @@ def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
     slow = slow_ranks(work.own_s, work.step_s)
     certain = [candidate for candidate in slow if candidate.is_certain]
+    # those that are slow by themselves, not because other programs use their machine
     blamed = [
         candidate for candidate in certain if group.is_mostly_own_delay(candidate)
     ]
@@ -171,6 +172,7 @@ def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
         doubt = "shared machine"
         doubtful = certain
     else:
+        # More steps would show whether these are slow; now chance may explain their delay.
         doubt = "few steps"
         likely = [
             candidate

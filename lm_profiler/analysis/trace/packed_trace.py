@@ -368,6 +368,7 @@ def innermost(ranges: Iterable[Range]) -> list[Range]:
     moment = 0  # the pieces are complete up to here
 
     def add_piece(end: int, name: str) -> None:
+        """Add the piece from ``moment`` to ``end``, if it is not empty, and advance ``moment``."""
         nonlocal moment
         if end > moment:
             pieces.append(Range(moment, end, name))

@@ -120,7 +120,7 @@ class Ledger:
             seconds -= moved_s
 
     def close(self, now_ns: int) -> None:
-        """Add the time from the last step to the end of fit."""
+        """Add the time from the last step to the end of fit; time that is in no span counts as ``CLOSING``."""
         outer_spans = self._add_own_times(self._waiting_spans)
         named_s = sum(span.ns for span in outer_spans) * 1e-9
         self.add_until(now_ns, CLOSING)
@@ -161,12 +161,11 @@ class Ledger:
         for span in outer_spans:
             seconds = span.ns * 1e-9
             step = _last_step_before(span, begin_ns)
-            is_away_from_step = False
-            if step in departures_ns:
-                since_departure_ns = span.begin_ns - departures_ns[step]
-                is_away_from_step = 0 <= since_departure_ns < away_s[step] * 1e9
+            departure_ns = departures_ns.get(step)
             is_in_step = step >= 0 and span.begin_ns < end_ns[step]
-            if is_away_from_step:
+            if departure_ns is not None and _begins_within(
+                span, departure_ns, away_s[step]
+            ):
                 unnamed_away_s -= seconds
             elif is_in_step:
                 self.seconds[f"{STEPS}other"] -= seconds
@@ -227,6 +226,11 @@ class Ledger:
 def _is_moment(span: NamedSpan, reason: str) -> bool:
     """Return whether ``span`` is the moment at which the loop left its steps for ``reason``."""
     return span.ns == 0 and span.what == reason
+
+
+def _begins_within(span: NamedSpan, since_ns: int, seconds: float) -> bool:
+    """Return whether ``span`` begins in the ``seconds`` that follow ``since_ns``."""
+    return 0 <= span.begin_ns - since_ns < seconds * 1e9
 
 
 def _last_step_before(span: NamedSpan, begin_ns: NDArray[np.int64]) -> int:

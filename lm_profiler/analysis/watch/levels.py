@@ -292,11 +292,7 @@ class LevelFollower:
         scores = np.abs(sizes) / standard_errors
         # less certain if the noise is estimated from few differences (as with Student's t)
         scores *= math.sqrt(1.0 - 4.0 / (difference_count + 4.0))
-        is_warming_up = len(self._blocks) <= _SETTLING
-        smallest = self.smallest_change
-        if is_warming_up:
-            smallest = max(smallest, _SMALLEST_EARLY_CHANGE)
-        scores[np.abs(sizes) < smallest] = 0.0
+        scores[np.abs(sizes) < self._smallest_change_now()] = 0.0
 
         best = int(scores.argmax())
         if scores[best] <= _THRESHOLD:
@@ -306,6 +302,13 @@ class LevelFollower:
             self._level_begin, old_level, size=float(sizes[best])
         )
         return onset if self._is_change_of_most_steps(onset) else None
+
+    def _smallest_change_now(self) -> float:
+        """Return the smallest change (in logarithms) that counts; it is larger while the run warms up."""
+        is_warming_up = len(self._blocks) <= _SETTLING
+        if is_warming_up:
+            return max(self.smallest_change, _SMALLEST_EARLY_CHANGE)
+        return self.smallest_change
 
     def _estimated_levels(
         self, reference_counts: NDArray[np.int64]

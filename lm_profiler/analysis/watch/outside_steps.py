@@ -210,6 +210,7 @@ def _contains(outer: NamedSpan, inner: NamedSpan) -> bool:
 
 
 def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
+    """Return whether ``span`` begins in ``step`` while the loop has not left it, for example for validation."""
     is_in_loop = not any(
         begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns
     )

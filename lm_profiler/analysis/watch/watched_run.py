@@ -518,6 +518,7 @@ class WatchedRun:
     # -- between steps -------------------------------------------------------------------------------------------------
 
     def _duration_events(self, term: str, durations: Durations) -> list[WatchEvent]:
+        """Return the events of long durations of ``term`` that are new, or have changed, since the last call."""
         events = []
         for changed in durations.take_changed():
             events.append(self._duration_event(term, changed))

@@ -172,6 +172,7 @@ def _bytes_of_update(states: int) -> _Rule:
     """
 
     def rule(tensors: Sequence[Operand], _: int) -> int:
+        """Return the bytes that an update reads and writes."""
         bytes_by_list = [tensor.bytes for tensor in tensors[: 2 + states]]
         gradients_bytes = bytes_by_list[1]
         read_bytes = sum(bytes_by_list)

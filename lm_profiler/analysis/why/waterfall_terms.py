@@ -106,6 +106,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
 
 def _needless_work(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
     """Yield the possibly needless work of a step; if a phase is shorter without tracing, so is the work in it."""
+    # the time of each phase in all traced steps together
     phase_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
         phase_ns[piece.phase] += own_ns

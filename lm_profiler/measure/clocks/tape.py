@@ -71,6 +71,7 @@ class StepMarks:
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
     """Return the seconds of each part, and last those of the step; ``codes[i]`` runs for ``seconds[i]``."""
+    # one for each part, and one for ``OUTSIDE``
     seconds_by_code = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
         seconds_by_code[code] += duration
@@ -308,7 +309,7 @@ class ChunkReader:
                 self._open_parts = layout.stack_at_end
                 self._unread_steps.append((layout, instants[begin:end]))
             begin = end
-        self._unfinished_marks = tape[2 * begin :]
+        self._unfinished_marks = tape[2 * begin :]  # a mark is two entries
         ready_steps = []
         for _ in range(self._count_ready(wait)):
             ready_steps.append(self._unread_steps.popleft())

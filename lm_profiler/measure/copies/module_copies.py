@@ -88,9 +88,8 @@ class ModuleCopy:
             return self._module(value)
         if isinstance(value, torch.device):
             return self._device or value
-        if isinstance(value, types.MethodType) and isinstance(
-            value.__self__, nn.Module
-        ):
+        is_method = isinstance(value, types.MethodType)
+        if is_method and isinstance(value.__self__, nn.Module):
             return types.MethodType(value.__func__, self(value.__self__))
         return self._container(value)
 

@@ -872,6 +872,7 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     construct = Tensor.__new__
 
     def construct_without_mode(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return a new tensor of class ``kind``; leave ``mode`` meanwhile if it is the innermost mode."""
         # No Guard is needed: only torch's own calls could fail in here.
         if mode_stack()[-1:] != [mode]:
             return construct(kind, *args, **kwargs)

@@ -110,6 +110,7 @@ def register_flops(
 
 
 def _expect_callable(formula: object, name: str) -> None:
+    """Raise UsageError if ``formula``, which the user gave as the argument ``name``, is not a function."""
     if not callable(formula):
         raise UsageError(
             f"{_SUBJECT}: expected a function for {name}, given {formula!r}"

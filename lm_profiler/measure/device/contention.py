@@ -322,6 +322,7 @@ def _control_group_folder(proc: Path, cgroups: Path) -> Path:
 
 
 def _text_of_file(path: Path) -> str | None:
+    """Return the text of a file; None if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

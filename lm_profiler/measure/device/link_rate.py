@@ -119,6 +119,7 @@ def _slowest_seconds(
     stopwatch = Stopwatch(device)
 
     def time_call() -> float:
+        """Return the seconds of a call on this rank, which all ranks begin together."""
         dist.barrier()
         return stopwatch(call)
 

@@ -135,6 +135,7 @@ def gpu_sharing(
     readings: list[GpuSharing | None] = []
 
     def read() -> None:
+        """Add the reading to ``readings``, since the result of a thread's function is dropped."""
         readings.append(_read_sharing(gpu, int(since_s * 1e6)))
 
     thread = threading.Thread(target=read, name="lm_profiler gpu", daemon=True)

@@ -35,6 +35,7 @@ class MemoryHistory:
     _is_recording: bool = field(default=False, init=False)
 
     def start(self) -> None:
+        """Record from now on what allocates and frees memory, with Python's stacks."""
         self.record(
             enabled="all", context="all", stacks="python", max_entries=self.max_entries
         )
