@@ -565,7 +565,7 @@ class OuterCall(Part):
     seconds: float = figure(
         "time, callees included",
         "ms",
-        "time of the call with everything that it calls, in one step; too high, because tracing slows its code down",
+        "time of the call with everything that it calls, in one step",
     )
     forward: Annotated[ForwardKind | None, Newer] = (
         None  # None for other functions, and if unknown

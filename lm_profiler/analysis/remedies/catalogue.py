@@ -578,7 +578,10 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
     function = finding.what
     if function and not owner.endswith(function):
         place = f"{function} {_line_of(finding)}".strip()
-        return f"Do less work {action}, or do it less often: most of the time is spent in {place}."
+        reason = "most of the time is spent in"
+        if finding.facts.get("costliest_line"):
+            reason = "the costliest line is in"
+        return f"Do less work {action}, or do it less often: {reason} {place}."
     action = f"{action} {_line_of(finding)}".strip()
     return f"Do less work {action}, or do it less often."
 

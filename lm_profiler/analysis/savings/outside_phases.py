@@ -103,16 +103,44 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         is_logging = owner.endswith(_LOGGER_ENDINGS) or owner == LIGHTNING
         name: FindingName = "logging" if is_logging else "owner"
         fields: dict[str, Any] = {}
+        saves_s = seconds
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
-            fields = costs.main_line("other", seconds) or costs.main_outer_call()
-            if fields.get("facts"):  # an inner module of one that is not trained
-                fields = costs.main_untrained_call() or fields
+            fields = _main_function(costs, seconds)
             if fields:
+                saves_s = _time_of_named_function_s(costs, fields["owner"], seconds)
                 fields["what"] = fields["owner"]
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
-        yield costs.finding(name, seconds, **fields)
+        yield costs.finding(name, saves_s, **fields)
+
+
+def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
+    """Return the fields of a finding that name the function that most of ``seconds`` outside the phases are due to.
+
+    Without a function that takes half of the time, it is the one with the costliest line, if that takes a quarter.
+    """
+    fields = costs.main_line("other", seconds) or costs.main_outer_call()
+    if fields.get("facts"):  # an inner module of one that is not trained
+        return costs.main_untrained_call() or fields
+    if fields:
+        return fields
+    fields = costs.costliest_line("other", 0.25 * seconds)
+    if fields:
+        fields["facts"] = {"costliest_line": 1.0}
+    return fields
+
+
+def _time_of_named_function_s(costs: StepCosts, function: str, seconds: float) -> float:
+    """Return the seconds per step of ``function``, which an owner calls that takes ``seconds``.
+
+    Its time was recorded in one step. If it took less than a quarter of the owner's time there, that step was unlike
+    the others.
+    """
+    function_s = costs.outer_call_s(function)
+    if function_s is None or function_s < 0.25 * seconds:
+        return seconds
+    return min(function_s, seconds)
 
 
 class _ActionScales(NamedTuple):

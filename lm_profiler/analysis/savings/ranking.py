@@ -58,6 +58,10 @@ _TRIAL_FACTOR = 0.75
 # same on any machine.
 _BUSY_TRIAL_FACTOR = 0.5
 _DATA_FLOW_REASONS = get_args(NeedlessReason)
+# What these cost was measured on the clock in every step, or between all steps, and belongs to nothing else.
+_FULLY_MEASURED = frozenset(
+    {"input", "validation", "checkpoint", "reload", "epoch", "worker_start"}
+)
 
 FINDERS: Sequence[Finder] = (
     find_slow_ranks,
@@ -131,12 +135,15 @@ def _with_logging_as_one(
 
 def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
     """Return ``finding`` with an upper limit of its saving; the mean alone would be too low in half of all runs."""
-    high_s = finding.saves_s * (1.0 + costs.tolerance)
+    tolerance = costs.tolerance
+    if finding.name in _FULLY_MEASURED:
+        tolerance = costs.tolerance_if_measured
+    high_s = finding.saves_s * (1.0 + tolerance)
     if finding.high_s is not None:
         high_s = max(high_s, finding.high_s)
     # A finding that is most of the step is limited by the rest of the step, which is needed in any case.
     remaining_s = costs.whole_s - max(finding.saves_s, finding.high_s or 0.0)
-    least_remaining_s = max(remaining_s, 0.0) * (1.0 - costs.tolerance)
+    least_remaining_s = max(remaining_s, 0.0) * (1.0 - tolerance)
     high_s = min(high_s, costs.whole_s - least_remaining_s)
     high_s = max(high_s, finding.saves_s)
     return finding.model_copy(update={"high_s": high_s})

@@ -10,7 +10,11 @@ from lm_profiler.analysis.savings.outside_phases import (
     find_costs_between_steps,
 )
 from lm_profiler.analysis.savings.step_costs import WORTH, StepCosts
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, has_own_finding
+from lm_profiler.analysis.steps.odd_step_causes import (
+    EXPLAINED,
+    GARBAGE,
+    has_own_finding,
+)
 from lm_profiler.record.run_record import Finding, OddStep
 
 _LASTING_COUNT = 3  # so many odd steps are not a coincidence
@@ -91,6 +95,20 @@ def _has_part_finding(costs: StepCosts, part: str | None) -> bool:
     return any(finding.share >= WORTH for finding in findings)
 
 
+def _was_collected_in_few_steps(costs: StepCosts, garbage_s: float) -> bool:
+    """Return whether one or two slow steps have most of ``garbage_s``, the seconds of garbage collection per step.
+
+    How often such collections come in a long training is then unknown.
+    """
+    collections = [
+        odd for odd in costs.record.odd_steps if (odd.cause or "").startswith(GARBAGE)
+    ]
+    collected_s = sum(odd.cause_s or 0.0 for odd in collections)
+    measured_s = garbage_s * costs.record.steps.get("measure", 0)
+    is_most = collected_s > 0.5 * measured_s
+    return is_most and len(collections) < _LASTING_COUNT
+
+
 def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
     """Find the time of garbage collection and of compilation, by their counters."""
     mean = costs.record.mean_counters
@@ -102,6 +120,10 @@ def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
             row.seconds for row in costs.record.python_times if row.what == "gc.collect"
         )
         profiler_s = mean.gc_own_s or 0.0
-        yield costs.finding("garbage", max(mean.gc_s - profiler_s - explicit_s, 0.0))
+        yield costs.finding(
+            "garbage",
+            max(mean.gc_s - profiler_s - explicit_s, 0.0),
+            may=_was_collected_in_few_steps(costs, mean.gc_s),
+        )
     if mean.compile_s:
         yield costs.finding("compilation", mean.compile_s, owner=mean.compiled)

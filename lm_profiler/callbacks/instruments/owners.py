@@ -199,7 +199,7 @@ class Owners:
         if self.python_times is not None:
             ran_s = {phase: use.ran_s for phase, use in thread_use.items()}
             facts["python_times"] = self.python_times.shares(ran_s)
-            facts["outer_calls"] = self.python_times.outer_calls()
+            facts["outer_calls"] = self.python_times.outer_calls(ran_s)
         return facts
 
     def thread_use(self) -> dict[str, ThreadUse]:

@@ -83,13 +83,21 @@ class _FollowedCall(NamedTuple):
     activity: str  # the current activity of that line
 
 
-class _RunningCall(NamedTuple):
+class _OuterCall(NamedTuple):
     """A call of the program's code from outside of it: by the loop, or by a library."""
 
     phase: int
     function: Line
     depth: int  # the depth of the stack while it runs
-    begin_ns: int
+
+
+class _Place(NamedTuple):
+    """Where the time between two events went."""
+
+    phase: int
+    line: Line
+    activity: str
+    outer_function: Line | None  # of the outer call that ran, if one did
 
 
 class _ForwardCall(NamedTuple):
@@ -143,16 +151,11 @@ class PythonTimes:
     # by file and function: forward passes that are called outside of all phases
     _forward_calls: dict[tuple[str, str], _ForwardCall] = field(default_factory=dict)
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
-    # the times by phase, line and activity
-    _followed: dict[tuple[int, Line, str], FollowedTime] = field(
+    _followed: dict[_Place, FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
     )
-    # by phase and function: the nanoseconds of its calls from outside of the program's code, with all that they call
-    _outer_ns: defaultdict[tuple[int, Line], int] = field(
-        default_factory=lambda: defaultdict(int)
-    )
-    # the call from outside of the program's code that runs now
-    _outer_call: _RunningCall | None = None
+    # the outer call that runs now
+    _outer_call: _OuterCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
@@ -199,7 +202,7 @@ class PythonTimes:
             ran_ns = self.thread_clock()
         try:
             if owner is not None and self._is_followed(owner):
-                followed = self._followed[self.phase(), _line_of(owner), activity]
+                followed = self._followed[self._place_of(owner, activity)]
                 followed.intervals += 1
                 interval_ns = now_ns - self._last_ns
                 ran_in_interval_ns = ran_ns - self._last_ran_ns
@@ -241,14 +244,22 @@ class PythonTimes:
             return False
         return self.switches() == self._last_switches
 
+    def _place_of(self, owner: FrameType, activity: str) -> _Place:
+        """Return the place of what the line that ``owner`` runs does now."""
+        phase = self.phase()
+        outer = self._outer_call
+        outer_function = None
+        if outer is not None and outer.phase == phase:
+            outer_function = outer.function
+        return _Place(phase, _line_of(owner), activity, outer_function)
+
     def _end_outer_call(self) -> None:
-        """Add the time of the outer call if it has returned, or if another phase has begun within it."""
+        """Forget the outer call if it has returned, or if another phase has begun within it."""
         outer = self._outer_call
         if outer is None:
             return
         has_returned = len(self._stack) < outer.depth
         if has_returned or self.phase() != outer.phase:
-            self._outer_ns[outer.phase, outer.function] += self.clock() - outer.begin_ns
             self._outer_call = None
 
     def _enter(self, call: _FollowedCall) -> None:
@@ -260,17 +271,13 @@ class PythonTimes:
         self._stack.append(call)
         if call.owner is None or not self._is_followed(call.owner):
             return
-        line = _line_of(call.owner)
         if self._outer_call is None and call.owner is not self._loop_frame:
-            file, _, name = line
+            file, _, name = _line_of(call.owner)
             function = (file, call.owner.f_code.co_firstlineno, name)
-            self._outer_call = _RunningCall(
-                phase=self.phase(),
-                function=function,
-                depth=len(self._stack),
-                begin_ns=self.clock(),
+            self._outer_call = _OuterCall(
+                phase=self.phase(), function=function, depth=len(self._stack)
             )
-        self._followed[self.phase(), line, call.activity].calls += 1
+        self._followed[self._place_of(call.owner, call.activity)].calls += 1
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
@@ -392,15 +399,14 @@ class PythonTimes:
         seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
         corrections = self._corrections_by_phase(undisturbed_s or {})
-        for (phase, line, activity), followed in self._followed.items():
+        for place, followed in self._followed.items():
+            phase, line, activity, _ = place
             is_outside = phase >= len(PARTS)
             is_of_model = activity == _INNER_OPERATORS and phase != OTHER
             if is_outside or is_of_model or activity == OURS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
-            extra_cost_ns = correction.event_ns * followed.intervals
-            own_ns = self._cost.own_ns(followed, activity) - extra_cost_ns
-            own_s = correction.scale * own_ns * 1e-9
+            own_s = self._own_s(followed, activity, correction)
             if activity == _BUILTIN:
                 seconds[phase, line, _PYTHON] += own_s
             elif activity == _INNER_OPERATORS:
@@ -422,24 +428,39 @@ class PythonTimes:
         rows.sort(key=attrgetter("seconds"), reverse=True)
         return rows[:_MOST_LINES]
 
-    def outer_calls(self) -> list[OuterCall]:
+    def _own_s(
+        self, followed: FollowedTime, activity: str, correction: _Correction
+    ) -> float:
+        """Return the seconds of ``followed`` without the cost of following."""
+        extra_cost_ns = correction.event_ns * followed.intervals
+        own_ns = self._cost.own_ns(followed, activity) - extra_cost_ns
+        return correction.scale * own_ns * 1e-9
+
+    def outer_calls(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[OuterCall]:
         """Return the functions of the program that are called outside of all phases, the longest first.
 
-        Their seconds include all that they call, and the cost of following, so they can only be compared with each
-        other.
+        Their seconds include all that they call. ``undisturbed_s`` is that of ``shares``.
         """
+        corrections = self._corrections_by_phase(undisturbed_s or {})
+        correction = corrections.get(OTHER, _NO_CORRECTION)
+        seconds: defaultdict[Line, float] = defaultdict(float)
+        for place, followed in self._followed.items():
+            if place.phase == OTHER and place.outer_function is not None:
+                own_s = self._own_s(followed, place.activity, correction)
+                seconds[place.outer_function] += max(own_s, 0.0)
         calls = []
-        for (phase, (file, number, function)), ns in self._outer_ns.items():
-            if phase == OTHER:
-                calls.append(
-                    OuterCall(
-                        outer_function=function,
-                        file=file,
-                        line=number,
-                        seconds=ns * 1e-9,
-                        forward=self._forward_kind(file, function),
-                    )
+        for (file, number, function), total_s in seconds.items():
+            calls.append(
+                OuterCall(
+                    outer_function=function,
+                    file=file,
+                    line=number,
+                    seconds=total_s,
+                    forward=self._forward_kind(file, function),
                 )
+            )
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
 
@@ -455,10 +476,10 @@ class PythonTimes:
         """
         followed_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
-        for (phase, _, activity), followed in self._followed.items():
-            own_ran_ns = self._cost.own_ran_ns(followed, activity)
-            followed_ns[phase] += max(own_ran_ns, 0.0)
-            intervals[phase] += followed.intervals
+        for place, followed in self._followed.items():
+            own_ran_ns = self._cost.own_ran_ns(followed, place.activity)
+            followed_ns[place.phase] += max(own_ran_ns, 0.0)
+            intervals[place.phase] += followed.intervals
 
         corrections = {}
         for phase, phase_followed_ns in followed_ns.items():
