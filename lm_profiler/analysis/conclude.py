@@ -61,6 +61,7 @@ from lm_profiler.analysis.why.operators import TensorListFacts
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection, Entry
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.machine import FlopRate
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.quantities import MEMORY, PARTS, count_text, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
@@ -679,16 +680,6 @@ def waterfall_of(
     if rate is None:
         return None
     input_share = sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES)
-    recomputed_share = 0.0
-    flops_of_passes = use.flops.model + use.flops.recomputation
-    if flops_of_passes:
-        recomputed_share = use.flops.recomputation / flops_of_passes
-    # the model's FLOPs are those of forward and backward, each dtype at its own rate
-    floors_of_passes = []
-    for phase, floor in record.floors.items():
-        if phase != "optimizer":
-            floors_of_passes.append(floor)
-    flops_per_s = mean_rate(floors_of_passes, rates, usual=rate)
     seconds_by_phase = {
         part: record.shares[part] * times.mean
         for part in PARTS
@@ -703,8 +694,9 @@ def waterfall_of(
         ci_high=times.mean_high,
         input_s=times.mean * input_share,
         waiting_s=_waiting_of_traced_rank_s(record),
-        ideal_s=use.flops.model / devices / flops_per_s,
-        recomputed_share=recomputed_share,
+        # the model's FLOPs are those of forward and backward
+        ideal_s=use.flops.model / devices / _rate_of_passes(record, rates, rate),
+        recomputed_share=_recomputed_share(use.flops),
         rates=rates,
         dtype=rate.dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
@@ -719,6 +711,23 @@ def waterfall_of(
         "needless": _without_refuted(divided_step.needless, evidence),
     }
     return divided_step.model_copy(update=changes)
+
+
+def _rate_of_passes(record: RunRecord, rates: Rates, usual: FlopRate) -> float:
+    """Return the mean FLOP/s of forward and backward, each dtype at its own rate; ``usual`` if one rate is unknown."""
+    floors = []
+    for phase, floor in record.floors.items():
+        if phase != "optimizer":
+            floors.append(floor)
+    return mean_rate(floors, rates, usual)
+
+
+def _recomputed_share(flops: Flops) -> float:
+    """Return the share of the FLOPs of forward and backward that checkpointing spends on repeating forward."""
+    flops_of_passes = flops.model + flops.recomputation
+    if not flops_of_passes:
+        return 0.0
+    return flops.recomputation / flops_of_passes
 
 
 def _without_refuted(

@@ -8,7 +8,7 @@ the sum of these maxima.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from lm_profiler.analysis.ranks.rank_timeline import (
 from lm_profiler.analysis.ranks.slowness import SlowCandidate
 
 Flags = NDArray[np.bool_]
+_CallKey = tuple[str, int]  # the group of a call, and its number in the group
 
 # A rank did not wait for the last one if its next mark or call is more than this before the last one's arrival.
 _EARLY_LEAVER_NS = 200_000
@@ -352,28 +353,19 @@ def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
 
 def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
     """Return the calls that all ranks of their group made, matched by group and number."""
-    ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
-    # the name of each call, and for each rank the index of the call, by the call's group and number
-    names: dict[tuple[str, int], str] = {}
-    indices_by_rank: list[dict[tuple[str, int], int]] = []
-    for rank, timeline in enumerate(timelines):
-        indices = {}
+    # the name of each call, and for each rank the index of the call
+    names: dict[_CallKey, str] = {}
+    indices_by_rank: list[dict[_CallKey, int]] = []
+    for timeline in timelines:
+        indices: dict[_CallKey, int] = {}
         for index, call in enumerate(timeline.collectives):
             key = (call.group, call.number)
             indices[key] = index
             names[key] = call.name
-            ranks_of_group[call.group].add(rank)
         indices_by_rank.append(indices)
+    complete_keys = _keys_of_complete_calls(list(names), indices_by_rank)
 
-    complete_keys = []  # the keys of the calls that all ranks of their group made
-    for key in names:
-        group, _ = key
-        ranks = ranks_of_group[group]
-        has_all_ranks = all(key in indices_by_rank[rank] for rank in ranks)
-        if len(ranks) > 1 and has_all_ranks:
-            complete_keys.append(key)
-
-    # a row for each complete call
+    # a row for each complete call, and a column for each rank
     shape = (len(complete_keys), len(timelines))
     members = np.zeros(shape, dtype=bool)
     came_ns = np.zeros(shape, dtype=np.int64)
@@ -382,14 +374,34 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
         rows = []
         indices_of_rows = []
         for row, key in enumerate(complete_keys):
-            group, _ = key
-            if rank in ranks_of_group[group]:
+            if key in indices_by_rank[rank]:
                 rows.append(row)
                 indices_of_rows.append(indices_by_rank[rank][key])
         members[rows, rank] = True
         came_ns[rows, rank] = timeline.arrivals_ns[indices_of_rows]
         measured_ns[rows, rank] = _measured_waits(timeline)[indices_of_rows]
     return Calls([names[key] for key in complete_keys], came_ns, members, measured_ns)
+
+
+def _keys_of_complete_calls(
+    keys: Sequence[_CallKey], keys_by_rank: Sequence[Collection[_CallKey]]
+) -> list[_CallKey]:
+    """Return those of ``keys`` whose calls were made by all ranks of their group, which are at least two.
+
+    ``keys_by_rank`` are the keys of the calls that each rank made.
+    """
+    ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
+    for rank, keys_of_rank in enumerate(keys_by_rank):
+        for group, _ in keys_of_rank:
+            ranks_of_group[group].add(rank)
+    complete_keys = []
+    for key in keys:
+        group, _ = key
+        ranks = ranks_of_group[group]
+        has_all_ranks = all(key in keys_by_rank[rank] for rank in ranks)
+        if len(ranks) > 1 and has_all_ranks:
+            complete_keys.append(key)
+    return complete_keys
 
 
 def _waits_by_rank(

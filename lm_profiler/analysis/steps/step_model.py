@@ -282,6 +282,7 @@ class StepModel:
         for label in np.unique(self._in_stretch(self._classes)).tolist():
             phase_counts[label] = 1  # a slow phase is a class of its own
         if 0 in phase_counts:
+            # all other phases are of class 0
             phase_counts[0] = self._period - len(self.slow_phases)
         total = sum(phase_counts.values())
         return {label: count / total for label, count in phase_counts.items()}

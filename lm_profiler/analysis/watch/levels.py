@@ -845,6 +845,7 @@ class LevelFollower:
             size_s = abs(change.size_s)
             drift_size_s = abs(drift.size_s)
             if drift.direction != change.direction:
+                # A small step back does not end the drift, but shows that it has come less far.
                 is_piece = size_s <= _SMALL_AGAINST_DRIFT * drift_size_s
                 if is_piece:
                     self._correct_current(run_is_over=False)

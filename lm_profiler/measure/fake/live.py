@@ -279,7 +279,7 @@ class CachingAllocator:
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         is_small = size <= _SMALL_SIZE
         free_blocks = self._free_blocks[is_small]
-        # the smallest block that is large enough
+        # ordered by size
         index = bisect_left(free_blocks, (size,))
         if index < len(free_blocks):
             block = free_blocks[index]
