@@ -240,7 +240,7 @@ class Collector:
 
     def _settings(self) -> Settings:
         tensors = self._count_in_first_batch(count_tensors)
-        settings = switches(self.loop)
+        settings = changeable_settings(self.loop)
         return settings.model_copy(update={"tensors_per_batch": tensors})
 
     def _elements_of(self, batches: int) -> int | None:
@@ -414,7 +414,7 @@ def expert_loads(module: object) -> list[ExpertLoad]:
     return loads
 
 
-def switches(loop: Loop) -> Settings:
+def changeable_settings(loop: Loop) -> Settings:
     """Return the settings that a finding may advise to change, and what the machine offers for them (TF32, cores).
 
     ``conclude`` adds the settings that follow from the figures.

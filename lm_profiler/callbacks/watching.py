@@ -112,7 +112,7 @@ class Watching:
     _has_ended: bool = False
 
     def __post_init__(self) -> None:
-        self.guard = Guard("watch", self.report, self._leave)
+        self.guard = Guard("watch", self.report, self._give_up)
         self.ledger = Ledger(self.began_ns)
 
     def book_time_until_now(self, term: str) -> None:
@@ -154,7 +154,7 @@ class Watching:
         self._timeline = Timeline(self.clock, stream_of(device), self.guard)
         self._start_reader(device)
         self._writer = self._make_writer(folder, session, record, export, epoch_s)
-        self._mark()
+        self._begin_marking()
         self._writer.start()
         self._add_own_span(self.ledger.last_ns, self.clock())
 
@@ -270,7 +270,7 @@ class Watching:
         self._undo.callback(sampler.stop)
         return sampler.readings_between
 
-    def _mark(self) -> None:
+    def _begin_marking(self) -> None:
         """Begin to take marks, and to name what happens outside of phases."""
         trainer = self.trainer
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
@@ -566,7 +566,7 @@ class Watching:
             self._timeline.stop()
         self._undo.close()
 
-    def _leave(self) -> None:
+    def _give_up(self) -> None:
         """Restore training to its state without the watch, because something here failed."""
         if self._writer is not None:
             self._writer.stop()

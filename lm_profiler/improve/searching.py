@@ -216,7 +216,7 @@ class _Search:
             candidates,
             budget_s=self._budget_s,
             time=self._time_setting,
-            check=self._check,
+            check=self._check_numerics,
             accept_numerics=account.request.accept_numerics,
             machine_spread=known_spread(self._first_record.environment),
         )
@@ -257,13 +257,13 @@ class _Search:
             cell = self._calls.time(options, number, has_fitted=True)
         return self._cells.result(cell).timed_run(self._first_record)
 
-    def _check(self, comparison: PairedComparison) -> NumericsCheck:
+    def _check_numerics(self, comparison: PairedComparison) -> NumericsCheck:
         self._prepare_run()
         free_batch = self._account.request.global_batch == "free"
-        return _check(self._cells, self._calls, comparison, free_batch)
+        return _compare_numerics(self._cells, self._calls, comparison, free_batch)
 
 
-def _check(
+def _compare_numerics(
     cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool
 ) -> NumericsCheck:
     """Run both settings of ``comparison`` with recorded losses and gradients, and compare these.

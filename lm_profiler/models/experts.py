@@ -112,7 +112,7 @@ class Experts(nn.Module):
 
         # A row is a token that is sent to one of its experts: token 0 to its first expert, to its second, and so on.
         expert_of_row_M = experts_NK.flatten()
-        load_X = self._load(expert_of_row_M)
+        load_X = self._count_rows(expert_of_row_M)
         ends_X = load_X.cumsum(0).to(torch.int32)
 
         # Sorted by expert, so that an expert multiplies all its rows at once. The host reads no number of rows, for
@@ -133,7 +133,7 @@ class Experts(nn.Module):
         output_ND: Tensor = weighted_NKD.sum(dim=1)
         return output_ND.view_as(x_BTD)
 
-    def _load(self, expert_of_row_M: Tensor) -> Tensor:
+    def _count_rows(self, expert_of_row_M: Tensor) -> Tensor:
         """Return the number of rows of each expert; in training, add it to ``self.load_X``."""
         load_X = torch.zeros_like(self.load_X)
         rows_M = torch.ones_like(expert_of_row_M)

@@ -108,7 +108,7 @@ class Entry:
         if self.config is not None:
             return _config_value(self.config, path)
         if path in self.overrides:
-            return _parsed(self.overrides[path])
+            return _parsed_value(self.overrides[path])
         if self.sibling is None or path in self.sibling.overrides:
             return None
         return self.sibling.option(path)
@@ -176,7 +176,7 @@ def _config_value(config: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _parsed(text: str) -> Any:
+def _parsed_value(text: str) -> Any:
     """Return the value of ``text`` from a command line: parsed as JSON, or the text itself if it is not JSON."""
     if text.lower() in ("true", "false", "null"):
         text = text.lower()

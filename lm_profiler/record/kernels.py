@@ -90,7 +90,7 @@ class KernelTable(Part):
     communication_share: float | None
 
     @model_validator(mode="after")
-    def _whole(self) -> KernelTable:
+    def _check_phases(self) -> KernelTable:
         """Raise ValueError if a row belongs to a phase that the table does not have, or that has no time."""
         for row in self.rows:
             # A phase may have 0 s busy and idle, if all its kernels ran at the same time as kernels of other phases.

@@ -172,7 +172,7 @@ class MemoryTimeline(Part):
                 curves[cause] = [levels[place] for place in places]
         return places, curves
 
-    def shaded(self) -> list[tuple[str, int, int]]:
+    def phase_spans(self) -> list[tuple[str, int, int]]:
         """Return each phase with events, and the positions of its start and end; successive equal phases are joined."""
         stretches: list[tuple[str, int, int]] = []
         phase_ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]

@@ -229,7 +229,7 @@ RANKS_HEARD = Figure(
 HOSTS = Figure("hosts", "count", "number of hosts on which the ranks ran", "hosts")
 
 
-def _spreads(name: str, words: str) -> Any:
+def _spread_by_phase(name: str, words: str) -> Any:
     """Return a field that holds a ``RankSpread`` for each phase."""
     return within(
         group=_BY_PHASE, keys=PARTS, name=f"{{key}}_{name}_{{name}}", title=f"{{key}}: {words}, {{title}}",
@@ -286,8 +286,8 @@ class Ranks(Part):
         "mean duration of the steps for which waiting is known, over the ranks that reported it",
         "waiting_step_s",
     )
-    own: dict[str, RankSpread] = _spreads("own", "own work")
-    waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
+    own: dict[str, RankSpread] = _spread_by_phase("own", "own work")
+    waiting: dict[str, RankSpread] = _spread_by_phase("waiting", "waiting")
     waiting_share: float = figure(
         "waiting share",
         "%",

@@ -361,19 +361,19 @@ def _parsed_row(texts: Sequence[str]) -> StepRow:
     """Return the row of a line of ``steps.csv``, from texts in the order of ``STEP_COLUMNS``; ValueError if damaged."""
     seconds = None
     if any(texts[_DEVICE]):
-        seconds = _times(texts[_DEVICE])
+        seconds = _parsed_times(texts[_DEVICE])
     return StepRow(
-        step=_count(texts[0]),
+        step=_parsed_count(texts[0]),
         stage=sys.intern(texts[1]),
         seconds=seconds,
-        host_seconds=_times(texts[_HOST]),
-        tokens=_count_if_known(texts[_TOKENS]),
-        memory=tuple([_count_if_known(text) for text in texts[_MEMORY]]),
-        rank=_count(texts[-1]),
+        host_seconds=_parsed_times(texts[_HOST]),
+        tokens=_parsed_count_if_known(texts[_TOKENS]),
+        memory=tuple([_parsed_count_if_known(text) for text in texts[_MEMORY]]),
+        rank=_parsed_count(texts[-1]),
     )
 
 
-def _times(texts: Sequence[str]) -> tuple[float, ...]:
+def _parsed_times(texts: Sequence[str]) -> tuple[float, ...]:
     """Return the seconds that ``texts`` state; raise ValueError if one is not a finite number."""
     seconds = tuple(map(float, texts))
     if not math.isfinite(sum(seconds)):
@@ -381,13 +381,13 @@ def _times(texts: Sequence[str]) -> tuple[float, ...]:
     return seconds
 
 
-def _count_if_known(text: str) -> int | None:
+def _parsed_count_if_known(text: str) -> int | None:
     if not text:
         return None
-    return _count(text)
+    return _parsed_count(text)
 
 
-def _count(text: str) -> int:
+def _parsed_count(text: str) -> int:
     """Return the whole number that ``text`` states; raise ValueError if it states none."""
     is_count = text.isdecimal() and len(text) < 20
     if not is_count:
@@ -502,7 +502,7 @@ def as_parquet(table: StepTable) -> bytes:
     arrays = {}
     for name, values in table.columns.items():
         # NaN and masked: null
-        arrays[name] = pyarrow.array(_compact(name, values), from_pandas=True)
+        arrays[name] = pyarrow.array(_as_stored_type(name, values), from_pandas=True)
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
         pyarrow.table(arrays),
@@ -514,7 +514,7 @@ def as_parquet(table: StepTable) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
+def _as_stored_type(name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Return a column in the type in which Parquet stores it: integers, and times in single precision."""
     if name == "stage":
         return values

@@ -157,8 +157,8 @@ class SweepFolder:
                 f"name: expected a sweep, given a damaged one ({error}); take another --name"
             ) from None
         compared_cells = 1 if self._grows else None
-        written = _identity(written_plan, compared_cells)
-        requested = _identity(self.plan, compared_cells)
+        written = _comparable_parts(written_plan, compared_cells)
+        requested = _comparable_parts(self.plan, compared_cells)
         if written != requested:
             raise UsageError(
                 f"name: expected the sweep that was started in {path}, given one with other cells, options or config "
@@ -206,7 +206,7 @@ def is_done(folder: Path, cell: Cell) -> bool:
     return outcome is not None and outcome.status != "interrupted"
 
 
-def _identity(plan: SweepPlan, cell_count: int | None) -> tuple[object, ...]:
+def _comparable_parts(plan: SweepPlan, cell_count: int | None) -> tuple[object, ...]:
     """Return what two plans of the same sweep have in common, for their first ``cell_count`` cells, or for all."""
     # Paths are not compared, because they may be written differently. A digest compares the contents of the configs.
     path_options = ("--log_dir=", "--config=")

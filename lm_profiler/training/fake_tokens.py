@@ -53,13 +53,13 @@ class TokenSequences(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return inputs and targets [B, T] of a whole batch, so that nothing has to be collated."""
-        ids = self._ids(indices)
+        ids = self._token_ids(indices)
         # Two contiguous arrays, because the copy of views to the device would be strided, and slow.
         inputs = ids[:, :-1].copy()
         targets = ids[:, 1:].copy()
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
-    def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
+    def _token_ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Return token ids [B, T + 1] for the sequences ``indices``.
 
         They are hashes of counters, because seeding a generator for each sequence would cost more.

@@ -17,7 +17,7 @@ from stored_texts import assert_stored
 from torch import nn
 
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
-from lm_profiler.callbacks.collect import model_facts, switches
+from lm_profiler.callbacks.collect import changeable_settings, model_facts
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
@@ -61,7 +61,7 @@ def test_options_that_an_optimizer_has_on(
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [make(module)]
-    found = switches(TrainerLoop(trainer))
+    found = changeable_settings(TrainerLoop(trainer))
     assert (found.fused_optimizer, found.weight_by_weight) == (fused, weight_by_weight)
 
 
@@ -70,24 +70,24 @@ def test_groups_of_parameters_with_equal_options_are_counted_once(weight_decay: 
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.AdamW(two_groups(module, weight_decay=weight_decay))]
-    found = switches(TrainerLoop(trainer))
+    found = changeable_settings(TrainerLoop(trainer))
     assert (found.parameter_groups, found.different_groups) == (2, different)
 
 
 def test_switches_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
-    found = switches(TrainerLoop(trainer))
+    found = changeable_settings(TrainerLoop(trainer))
     assert (found.compiled, found.checkpointing, found.memory_free_share) == (False, None, None)
     assert found.pin_memory is None  # on the CPU there is nowhere to copy to
     assert found.cores == cpu_cores()
     clipping = trainer_with([], tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
     clipping.strategy.connect(module)
     clipping.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert switches(TrainerLoop(clipping)).fused_optimizer is None  # Lightning would refuse it
+    assert changeable_settings(TrainerLoop(clipping)).fused_optimizer is None  # Lightning would refuse it
     module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
     monkeypatch.setattr(type(trainer), "num_devices", cpu_cores())  # processes of a machine share its cores
-    found = switches(TrainerLoop(trainer))
+    found = changeable_settings(TrainerLoop(trainer))
     assert (found.compiled, found.cores) == (True, 1)
 
 
@@ -146,7 +146,7 @@ def test_advice_for_a_gpu_is_limited_to_what_it_supports(
     assert matrix_units(torch.device("cuda", 0)) == expected
     assert matrix_units(torch.device("cpu")) == MatrixUnits()
     trainer.strategy.connect(BoringModel())
-    found = switches(TrainerLoop(trainer))
+    found = changeable_settings(TrainerLoop(trainer))
     assert (found.tf32, found.half_precision) == (tf32, expected.half_precision)
 
 

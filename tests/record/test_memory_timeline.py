@@ -20,7 +20,7 @@ def test_the_curve_adds_up() -> None:
     places, curves = timeline.curves(most_places=3)
     assert len(places) <= 3
     assert max(sum(at) for at in zip(*curves.values(), strict=True)) == 700
-    assert made_timeline().shaded() == [("forward", 0, 2), ("backward", 3, 6)]
+    assert made_timeline().phase_spans() == [("forward", 0, 2), ("backward", 3, 6)]
     moments = made_timeline().moments()
     assert set(moments) == {"before_optimizer", "after_optimizer"}
     held = moments["after_optimizer"]

@@ -99,7 +99,7 @@ class RanksWatch(Instrument):
             return
         if self.arrivals is not None:
             self._read_ring(self.arrivals)
-        problem = self._problem()
+        problem = self._problem_text()
         if problem is None and self.arrivals is not None:
             timeline = self._timeline(self.arrivals)
             if not self._calls_within_backward(timeline):
@@ -137,7 +137,7 @@ class RanksWatch(Instrument):
         most_calls = int(calls_by_mark.max(initial=0))
         return most_calls > most_calls_of_ddp
 
-    def _problem(self) -> str | None:
+    def _problem_text(self) -> str | None:
         """Return why it is unknown which rank waits for which; None if the calls are known."""
         arrivals = self.arrivals
         if arrivals is None:

@@ -120,7 +120,7 @@ def _draw_memory(
     axes.stackplot(places, heights, colors=colours, step="post", lw=0)
 
     end = max(len(timeline.events), 1)
-    for phase, phase_begin, phase_end in timeline.shaded():
+    for phase, phase_begin, phase_end in timeline.phase_spans():
         colour = PART_COLOURS.get(phase, PART_COLOURS["other"])
         axes.axvspan(phase_begin, phase_end, color=colour, alpha=0.13, lw=0, zorder=0)
         axes.axvline(phase_begin, color=colour, lw=0.6, ymax=1.0)

@@ -144,9 +144,9 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
     events = len(timeline.events)
     layout = {
         "hovermode": "x unified",
-        "shapes": [_phase_area(*phase) for phase in timeline.shaded()],
+        "shapes": [_phase_area(*phase) for phase in timeline.phase_spans()],
         "annotations": [
-            *(_phase_name(*phase, events) for phase in timeline.shaded()),
+            *(_phase_name(*phase, events) for phase in timeline.phase_spans()),
             _peak_mark(timeline, scale),
         ],
         "margin": {"t": 52},

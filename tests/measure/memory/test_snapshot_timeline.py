@@ -86,7 +86,7 @@ def test_a_history_has_causes(mark_log: MarkLog) -> None:
     assert timeline.peak == with_scratch
     assert timeline.bytes_after(timeline.peak_at)["rest"] == 4096
     assert timeline.bytes_after(5) == at_rest | {"gradients": 1024}
-    assert timeline.shaded() == [("forward", 0, 3), ("backward", 3, 5)]
+    assert timeline.phase_spans() == [("forward", 0, 3), ("backward", 3, 5)]
     assert [allocation.bytes for allocation in timeline.saved] == [1024]  # the weight is saved too, and is a parameter
     moments = timeline.moments()
     assert moments["before_optimizer"] == moments["after_optimizer"]

@@ -38,7 +38,7 @@ def test_the_stack_reaches_the_peak(tmp_path: Path) -> None:
     assert max(totals) * 1024 == pytest.approx(timeline.peak, rel=1e-3)
     [chart] = of_kind([card], "chart")
     texts = [annotation["text"] for annotation in chart["layout"]["annotations"]]
-    assert texts == [*(phase for phase, _, _ in timeline.shaded()), "<b>peak 0.68 KiB</b>"]
+    assert texts == [*(phase for phase, _, _ in timeline.phase_spans()), "<b>peak 0.68 KiB</b>"]
     assert chart["layout"]["yaxis"]["range"][1] > max(totals)
     assert rows_of(titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
 
