@@ -8,6 +8,7 @@ from lm_profiler.record.figure import count_text
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.record.trace_answer import (
+    RankWait,
     TimeDifference,
     TraceComparison,
     TraceRanks,
@@ -118,7 +119,23 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
             f"{count_text(answer.unmatched, 'call')} not compared, because no other rank has a matching call"
         )
     lines += [f"note: {note}" for note in answer.notes]
-    ranks = []
+    tables = [Table(above=lines), _table_of_ranks(answer)]
+    if answer.waits:
+        tables.append(_table_of_waits(answer.waits))
+    return tables
+
+
+def _table_of_ranks(answer: TraceRanks) -> Table:
+    """Return a row with the times of each rank."""
+    titles = [
+        "rank",
+        "step ms",
+        "communication",
+        "exposed",
+        "waited for others",
+        "others waited for it",
+    ]
+    rows = []
     for rank in answer.ranks:
         times_s = (
             rank.step_s,
@@ -127,43 +144,34 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
             rank.waited_s,
             rank.caused_s,
         )
-        ranks.append([str(rank.rank), *(_ms(seconds) for seconds in times_s)])
-    rank_titles = [
-        "rank",
-        "step ms",
-        "communication",
-        "exposed",
-        "waited for others",
-        "others waited for it",
-    ]
-    waits = []
-    for wait in answer.waits[:_LARGEST]:
-        calls = f"{wait.calls:,.5g}"
-        waits.append(
+        rows.append([str(rank.rank), *(_ms(seconds) for seconds in times_s)])
+    return text_table(titles, rows, title="ranks")
+
+
+def _table_of_waits(waits: Sequence[RankWait]) -> Table:
+    """Return a row for each of the largest ``waits``; the line below has the sum of the others."""
+    titles = ["collective", "rank", "waits for", "calls", "ms"]
+    rows = []
+    for wait in waits[:_LARGEST]:
+        rows.append(
             [
                 wait.collective,
                 str(wait.rank),
                 str(wait.last_rank),
-                calls,
+                f"{wait.calls:,.5g}",
                 _ms(wait.waited_s),
             ]
         )
-    hidden = answer.waits[_LARGEST:]
+    hidden = waits[_LARGEST:]
     lines_below = []
     if hidden:
         hidden_s = sum(wait.waited_s for wait in hidden)
         lines_below.append(
             f"{count_text(len(hidden), 'smaller wait')}, {_ms(hidden_s)} ms together"
         )
-    tables = [Table(above=lines), text_table(rank_titles, ranks, title="ranks")]
-    if waits:
-        titles = ["collective", "rank", "waits for", "calls", "ms"]
-        tables.append(
-            text_table(
-                titles, waits, title="which rank waits for which", below=lines_below
-            )
-        )
-    return tables
+    return text_table(
+        titles, rows, title="which rank waits for which", below=lines_below
+    )
 
 
 def _ms(seconds: float) -> str:

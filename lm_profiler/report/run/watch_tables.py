@@ -252,19 +252,19 @@ def _level_text(event: WatchEvent, part: str) -> str:
     """Return the text of a change of the level of step times; ``part`` names the phase that changed."""
     old_level = duration_text(event.against or 0.0)
     new_level = duration_text(event.now)
-    steps = f"since step {event.since_step:,}"
+    span = f"since step {event.since_step:,}"
     if event.in_all_parts:
         part = ", all phases alike"
     if event.course in ("wanders", "alternates"):
-        return f"the step time {event.course} between {old_level} and {new_level}{part} {steps}: {event.times} changes"
+        return f"the step time {event.course} between {old_level} and {new_level}{part} {span}: {event.times} changes"
     ratio = event.ratio or 1.0
     direction = "slower" if ratio > 1 else "faster"
     change = f"{abs(ratio - 1):.1%} {direction}"
     if event.course == "drift":
         change = f"gradually {change}"
     if event.until_step is not None:
-        steps = f"from step {event.since_step:,} to {event.until_step:,}"
-    return f"{change} {steps}: {old_level} → {new_level}{part}"
+        span = f"from step {event.since_step:,} to {event.until_step:,}"
+    return f"{change} {span}: {old_level} → {new_level}{part}"
 
 
 def _slow_steps_text(event: WatchEvent, step: str) -> str:

@@ -21,18 +21,21 @@ def attention_columns() -> list[Column]:
     """Return the columns; their values are known only for runs that measure attention alone."""
     columns = []
     for phase in _PASSES:
-        name = f"attention_{phase}_flops_per_s"
-        meaning = f"FLOPs of the {phase} pass of attention, divided by its time"
-        flops_per_s = partial(_flops_per_s, phase)
-        title = f"attention {phase}"
-        columns.append(asked_column(name, title, meaning, flops_per_s, "TFLOP/s"))
-        name = f"attention_{phase}_of_peak"
-        meaning = (
-            f"FLOP/s of the {phase} pass of attention, as a share of the device's peak"
+        rate = asked_column(
+            f"attention_{phase}_flops_per_s",
+            f"attention {phase}",
+            f"FLOPs of the {phase} pass of attention, divided by its time",
+            partial(_flops_per_s, phase),
+            "TFLOP/s",
         )
-        share = partial(_share_of_peak, phase)
-        title = f"attention {phase} of peak"
-        columns.append(asked_column(name, title, meaning, share, "%"))
+        share = asked_column(
+            f"attention_{phase}_of_peak",
+            f"attention {phase} of peak",
+            f"FLOP/s of the {phase} pass of attention, as a share of the device's peak",
+            partial(_share_of_peak, phase),
+            "%",
+        )
+        columns += [rate, share]
     return columns
 
 

@@ -26,35 +26,51 @@ def kernel_columns() -> list[Column]:
     """Return the columns of shares, then those of the largest kernels."""
     columns = []
     for kind in get_args(Kind):
-        word = kind.replace("_", " ")
-        meaning = f"share of a traced step that {word} kernels take"
-        share = partial(_share_of_kind, kind, None)
-        name = f"share_{kind}"
-        columns.append(asked_column(name, f"{word} share", meaning, share, "%"))
+        columns.append(_share_column(kind, phase=None))
         for phase in _PASSES:
-            title = f"{word} share, {phase}"
-            meaning = (
-                f"share of the {phase} pass of a traced step that {word} kernels take"
-            )
-            share = partial(_share_of_kind, kind, phase)
-            name = f"share_{kind}_{phase}"
-            columns.append(asked_column(name, title, meaning, share, "%"))
-    meaning = "kernel that takes the most time in a traced step"
-    top = partial(_top_kernel, None, ())
-    columns.append(asked_column("top_kernel", "top kernel", meaning, top))
-    meaning = (
-        "kernel that takes the most time in a traced step, except matmuls and attention"
-    )
-    top = partial(_top_kernel, None, PRODUCTS)
-    columns.append(asked_column("top_other_kernel", "top other kernel", meaning, top))
-    for phase in _PASSES:
-        title = f"top kernel, {phase}"
-        meaning = (
-            f"kernel that takes the most time in the {phase} pass of a traced step"
+            columns.append(_share_column(kind, phase))
+    columns.append(_top_column(phase=None))
+    columns.append(
+        asked_column(
+            "top_other_kernel",
+            "top other kernel",
+            "kernel that takes the most time in a traced step, except matmuls and attention",
+            partial(_top_kernel, None, PRODUCTS),
         )
-        top = partial(_top_kernel, phase, ())
-        columns.append(asked_column(f"top_kernel_{phase}", title, meaning, top))
+    )
+    for phase in _PASSES:
+        columns.append(_top_column(phase))
     return columns
+
+
+def _share_column(kind: Kind, phase: str | None) -> Column:
+    """Return the column of the share of ``kind`` in the pass ``phase``, or in the whole step."""
+    word = kind.replace("_", " ")
+    name = f"share_{kind}"
+    title = f"{word} share"
+    whole = "a traced step"
+    if phase is not None:
+        name += f"_{phase}"
+        title += f", {phase}"
+        whole = f"the {phase} pass of a traced step"
+    meaning = f"share of {whole} that {word} kernels take"
+    share = partial(_share_of_kind, kind, phase)
+    return asked_column(name, title, meaning, share, "%")
+
+
+def _top_column(phase: str | None) -> Column:
+    """Return the column of the largest kernel of the pass ``phase``, or of the whole step."""
+    name = "top_kernel"
+    title = "top kernel"
+    whole = "a traced step"
+    if phase is not None:
+        name += f"_{phase}"
+        title += f", {phase}"
+        whole = f"the {phase} pass of a traced step"
+    meaning = f"kernel that takes the most time in {whole}"
+    kinds_left_out: Sequence[str] = ()
+    top = partial(_top_kernel, phase, kinds_left_out)
+    return asked_column(name, title, meaning, top)
 
 
 def _share_of_kind(kind: Kind, phase: str | None, entry: Entry) -> float | None:
