@@ -93,7 +93,7 @@ class TraceRequests:
                 self.report(str(error))
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
-                self._cause = None
+                self._cause = None  # a user asked, so no event caused this trace
                 self.steps = min(max(request.steps, 1), files.MOST_TRACED)
 
     def finish(self, tracer: Tracer) -> WatchEvent | None:

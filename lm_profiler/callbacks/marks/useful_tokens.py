@@ -31,6 +31,9 @@ _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
 _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16)
 
 _MOST_DEPTH = 3  # the deepest level of containers in a batch that is searched
+_MOST_ITEMS = (
+    8  # how many items of a list or tuple are searched: one could hold every sample
+)
 
 
 class TokenUse(NamedTuple):
@@ -114,7 +117,7 @@ def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
             elif depth < _MOST_DEPTH:
                 yield from _named_tensors(value, depth + 1)
     elif isinstance(part, (list, tuple)) and depth < _MOST_DEPTH:
-        for index, value in enumerate(part[:8]):
+        for index, value in enumerate(part[:_MOST_ITEMS]):
             if not isinstance(value, Tensor):
                 yield from _named_tensors(value, depth + 1)
             elif value.ndim == 2 and value.dtype in _LABEL_DTYPES:
