@@ -51,7 +51,7 @@ from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
-from lm_profiler.measure.memory.peaks import probe_of
+from lm_profiler.measure.memory.peaks import Probe, probe_of
 from lm_profiler.measure.memory.storage_notes import MarkLog
 from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
@@ -327,24 +327,8 @@ class Attachment:
             history = snapshot_file(folder, rank)
             if rank == 0:  # only its memory timeline is shown
                 mark_log = MarkLog()
-        memory = MemoryReader(
-            probe=probe,
-            timeline=timeline,
-            device=device,
-            parties=lambda: (loop.module, loop.optimizers),
-            forward=forward,
-            note_tensors=mark_log,
-            storage_id=torch.UntypedStorage.data_ptr,
-        )
-        tracer = Tracer(
-            options=options.trace,
-            device=device,
-            timeline=timeline,
-            folder=folder,
-            rank=rank,
-            module=self._get_module,
-            is_profiler_taken=loop.traces_by_itself,
-        )
+        memory = self._make_memory_reader(probe, timeline, forward, mark_log)
+        tracer = self._make_tracer(timeline, folder)
         action_steps = options.actions.steps
         owners = loop.owners_watch(timeline, ActionSteps(action_steps, action_steps))
         others: list[Instrument] = [
@@ -372,6 +356,37 @@ class Attachment:
             ranks=self._make_ranks_watch(device, rank, stream),
             part_times=PartTimes(timeline),
             owners=owners,
+        )
+
+    def _make_memory_reader(
+        self,
+        probe: Probe,
+        timeline: Timeline,
+        forward: ForwardTraffic,
+        mark_log: MarkLog | None,
+    ) -> MemoryReader:
+        """Return the reader of the memory that ``probe`` sees; ``mark_log``, if any, notes tensors for a timeline."""
+        loop = self.loop
+        return MemoryReader(
+            probe=probe,
+            timeline=timeline,
+            device=loop.device,
+            parties=lambda: (loop.module, loop.optimizers),
+            forward=forward,
+            note_tensors=mark_log,
+            storage_id=torch.UntypedStorage.data_ptr,
+        )
+
+    def _make_tracer(self, timeline: Timeline, folder: Path) -> Tracer:
+        """Return the tracer of this rank, which writes into the run's ``folder``."""
+        return Tracer(
+            options=self.options.trace,
+            device=self.loop.device,
+            timeline=timeline,
+            folder=folder,
+            rank=self.loop.rank,
+            module=self._get_module,
+            is_profiler_taken=self.loop.traces_by_itself,
         )
 
     def _operators_maker(self) -> Callable[[], StepOperators] | None:

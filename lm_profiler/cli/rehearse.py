@@ -164,37 +164,47 @@ def rehearse(
         enough_s=enough_s,
     )
     failure = _run(cli, rehearsal)
-    step = max(rehearsal.observed_steps, key=lambda step: step.peak)
+    return replace(
+        _planned(cli, rehearsal),
+        context=context_length,
+        largest=largest[0] if largest else None,
+        largest_unknown=None if largest else failure,
+        taken_for_one=[*LINES_GIVEN_A_FAKE_FLOAT],
+    )
+
+
+def _planned(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> Planned:
+    """Return what the rehearsed step with the highest peak needs, without the result of the search for a size."""
+    trainer: Any = cli.trainer
+    strategy = trainer.strategy
+    model = cli.model
     facts = model_facts(TrainerLoop(trainer))
+    precision = full_name(cli.config[cli.verb].trainer.precision)
+    has_compiled_part = bool(COMPILED_FUNCTIONS_CALLED) or is_compiled_in(model)
+    is_compiled = has_compiled_part or bool(getattr(model, "compile_model", False))
     split_by = None
     if not isinstance(strategy, FakeStrategy):
         split_by = type(strategy).__name__
-    has_compiled_part = bool(COMPILED_FUNCTIONS_CALLED) or is_compiled_in(model)
-    is_compiled = has_compiled_part or bool(getattr(model, "compile_model", False))
-    precision = full_name(cli.config[cli.verb].trainer.precision)
+    step = max(rehearsal.observed_steps, key=lambda step: step.peak)
+    is_on_gpu = rehearsal.world.gpu is not None
+    work = _scaled_work(cli, step.work, bytes_are_unknown=is_on_gpu or is_compiled)
     return replace(
         step,
         batch=strategy.samples,
-        context=context_length,
-        largest=largest[0] if largest else None,
         compiled=is_compiled,
-        work=_scaled_work(
-            cli, step.work, bytes_are_unknown=gpu is not None or is_compiled
-        ),
+        work=work,
         float32=float32_matmul_precision(),
         settings=_settings_of_run(cli),
         model=facts.model_copy(
             update={"precision": precision, "compiled": is_compiled}
         ),
-        largest_unknown=None if largest else failure,
         steps=[step.peak for step in rehearsal.observed_steps],
         reserved=rehearsal.observed_steps[-1].reserved,
-        taken_for_one=[*LINES_GIVEN_A_FAKE_FLOAT],
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
         sent=_scaled_bytes_sent(cli, strategy, step.sent),
         split_by=split_by,
-        workspaces=world.live.workspaces,
+        workspaces=rehearsal.world.live.workspaces,
     )
 
 

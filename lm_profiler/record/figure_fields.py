@@ -107,7 +107,11 @@ def _figures_of_part(name: str, within: Within, kind: Any) -> Iterator[Figure]:
 def _figure_within(
     figure: Figure, within: Within, path: str, key: str, word: str
 ) -> Figure:
-    """Return ``figure`` as it is named and shown in a part at ``path``; without a mapping ``key`` is empty."""
+    """Return ``figure``, which is one of a part, as a figure of the record that has the part at ``path``.
+
+    In a mapping of parts, ``key`` is the part's key and ``word`` the name that texts use for it; else both are empty.
+    ``within`` has the patterns of the figure's name, title and meaning.
+    """
     texts = {
         "name": figure.name,
         "title": figure.title,

@@ -301,13 +301,22 @@ def _figure_against_fact(
     label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
     axes.set_ylabel("\n".join(label_lines))
     if len(lines) > 1:
-        title = ""
-        if len(columns) == 2:
-            title = shortened(axis_title(columns[1]), most_characters=24)
-        if len(lines) > _MOST_LINES:
-            title += f"\nand {len(lines) - _MOST_LINES} more"
+        title = _legend_title(columns, len(lines))
         drawn.legend(loc="outside right upper", title=title)
     return drawn
+
+
+def _legend_title(columns: Sequence[Column], line_count: int) -> str:
+    """Return the title of a legend: the second fact if there are two, and how many lines the legend leaves out.
+
+    The first of the ``columns`` is the horizontal axis; each combination of the others has a line.
+    """
+    title = ""
+    if len(columns) == 2:
+        title = shortened(axis_title(columns[1]), most_characters=24)
+    if line_count > _MOST_LINES:
+        title += f"\nand {line_count - _MOST_LINES} more"
+    return title
 
 
 def _draw_line(
@@ -392,12 +401,11 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
     links = list(dict.fromkeys((row.backend, row.ranks) for row in timed_rows))
     operations = list(dict.fromkeys(row.op for row in timed_rows))
     for link_index, (backend, ranks) in enumerate(links):
+        rows_of_link = [
+            row for row in timed_rows if (row.backend, row.ranks) == (backend, ranks)
+        ]
         for index, operation in enumerate(operations):
-            line = []
-            for row in timed_rows:
-                is_of_link = row.backend == backend and row.ranks == ranks
-                if is_of_link and row.op == operation:
-                    line.append(row)
+            line = [row for row in rows_of_link if row.op == operation]
             label = operation
             if len(links) > 1:
                 label += f", {ranks} x {backend}"
