@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from lm_profiler.analysis.dataflow.loops import (
@@ -17,6 +17,8 @@ _FEWEST_ELEMENTS = 16  # of a sequence
 _STATES = 2  # of an LSTM: its output, and the inner state
 # the operator that reads the inner state; those of the gates work in place
 _ACTIVATION_OF_STATE = "aten::tanh"
+# the share of the time of a layer's fused kernels that is saved if it gets whole sequences
+_SAVED_BY_WHOLE_SEQUENCES = 0.5
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -36,6 +38,12 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     shares: dict[int, float] = {}
     for numbers in calls_by_line.values():
         products = _products_by_weight(step, numbers)
+        if not products:
+            if _could_get_whole_sequences(step, numbers):
+                for number in numbers:
+                    for related in step.with_backward(number):
+                        shares[related] = _SAVED_BY_WHOLE_SEQUENCES
+            continue
         products_with_inputs = _products_with_inputs(step, products)
         if products_with_inputs is None or not _keeps_states(
             step, numbers, products_with_inputs
@@ -51,6 +59,33 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
             for related in step.with_backward(number):
                 shares[related] = share
     return shares
+
+
+def _could_get_whole_sequences(step: StepCalls, numbers: Sequence[int]) -> bool:
+    """Return whether a layer with a fused kernel, whose calls are ``numbers``, gets its sequences bit by bit in vain.
+
+    Each call gets one element of its sequences and the states of the call before it. All elements are known before the
+    loop, unless other calls compute them from the layer's results.
+    """
+    calls_by_name = Counter(step.calls[number].name for number in numbers)
+    if max(calls_by_name.values()) < _FEWEST_ELEMENTS:
+        return False
+    calls_of_layer = set(numbers)
+    states: set[int] = set()  # the storages that the layer writes
+    # the storages that other calls compute from the layer's results
+    later_storages: set[int] = set()
+    for number in range(numbers[0], numbers[-1] + 1):
+        call = step.calls[number]
+        reads_later_storage = not later_storages.isdisjoint(call.reads)
+        if number in calls_of_layer:
+            if reads_later_storage:
+                return False
+            states.update(call.writes)
+        elif call.is_host_read:
+            return False
+        elif reads_later_storage or not states.isdisjoint(call.reads):
+            later_storages.update(call.writes)
+    return True
 
 
 def _products_by_weight(

@@ -37,6 +37,7 @@ class Net(nn.Module):
         self.lstm_cell = nn.LSTMCell(WIDTH, WIDTH)
         self.gru_cell = nn.GRUCell(WIDTH, WIDTH)
         self.gru = nn.GRU(WIDTH, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH)
         self.register_buffer("positions", torch.arange(256.0))
 
 
@@ -295,6 +296,25 @@ def cell_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def gru_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    state = torch.zeros(1, 4, WIDTH)
+    outputs = []
+    for token in hidden.view(20, 1, 4, WIDTH):
+        output, state = step.net.gru(token, state)  # here
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
+def lstm_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """On the CPU the whole layer is one operator, whose products are not seen."""
+    states = None
+    outputs = []
+    for token in hidden.view(20, 1, 4, WIDTH):
+        output, states = step.net.lstm(token, states)  # here
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
 def layer_on_edges(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     sources = torch.randint(TOKENS, (6 * TOKENS,))
     targets = torch.randint(TOKENS, (6 * TOKENS,))
@@ -425,6 +445,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (head_in_a_decoder, "looped", "backward"),
         (head_behind_a_layer_used_as_a_cell, "looped", "backward"),
         (cell_on_each_token, "cells", "backward"),
+        (gru_on_each_token, "cells", "backward"),
+        (lstm_on_each_token, "cells", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (indexed_rows, "indexed", "backward"),
         (transposed_logits, "transposed", "backward"),
@@ -580,6 +602,17 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     for token in tokens:
         output, memory = step.net.lstm_cell(token + output, (output, memory))
         outputs.append(output)
+    return plain(step, torch.cat(outputs), labels)
+
+
+def decoder_with_a_layer(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The input of the layer is made from its last output."""
+    tokens = hidden.view(20, 1, 4, WIDTH)
+    output, states = torch.zeros_like(tokens[0]), None
+    outputs = []
+    for token in tokens:
+        output, states = step.net.lstm(token + output, states)
+        outputs.append(output[0])
     return plain(step, torch.cat(outputs), labels)
 
 
@@ -744,6 +777,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (discretised_states, "broadcast"),
         (cell_without_kernel, "cells"),
         (decoder, "cells"),
+        (decoder_with_a_layer, "cells"),
         (penalized_memory, "cells"),
         (saliency, "unused"),
         (dropped_states, "cells"),
