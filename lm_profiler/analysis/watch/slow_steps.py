@@ -40,6 +40,11 @@ _CAUSED_LEAST_S = 0.1
 # Other groups are an event if their excess is this share of the last minute.
 _RECENT_SHARE = 0.02
 _RECENT_S = 60.0
+# Delays by other processes spread over the parts of a step. So a smaller share is enough if there are so many slow
+# steps without a cause, and nearly all of their excess is in one part.
+_RECENT_SHARE_OF_ONE_PART = 0.01
+_FEWEST_OF_ONE_PART = 20
+_NEARLY_ALL = 0.8
 _FEWEST_REPEATS = 4  # slow steps that are needed to judge whether they are regular
 _REGULAR_SHARE = 0.8  # the share of them that must come at the expected steps
 _REGULAR_WITHIN = 0.02  # the share of the interval by which they may miss these
@@ -287,6 +292,14 @@ class SlowStepGroup:
             return False
         return self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
 
+    def costs_much_in_one_part(self, at_s: float, watched_s: float) -> bool:
+        """Return whether there are so many slow steps in one part that a smaller excess is enough for an event."""
+        if self.part is None or self.times < _FEWEST_OF_ONE_PART:
+            return False
+        # the time of the last minute, with the decay of ``recent_s``
+        recent_s = _RECENT_S * (1.0 - math.exp(-watched_s / _RECENT_S))
+        return self.recent_s(at_s) >= _RECENT_SHARE_OF_ONE_PART * recent_s
+
     def accelerates_at(self, step: int) -> bool:
         """Return whether a slow step at ``step`` follows the last one much sooner than the earlier ones did."""
         if self.times < 2:
@@ -403,7 +416,7 @@ class SlowStepGroups:
             group.is_reported = (
                 self._is_worth_alone(slow, watched_s, group.has_own_cause)
                 or group.costs_much_by_itself(at_s)
-                or self._stands_out(group, at_s)
+                or self._stands_out(group, at_s, watched_s)
             )
         if not group.has_own_cause:
             self._unexplained_s.append(slow.excess_s)
@@ -422,20 +435,22 @@ class SlowStepGroups:
         common_s = float(np.quantile(np.array(self._unexplained_s), _COMMON_QUANTILE))
         return slow.excess_s >= _ABOVE_COMMON * common_s
 
-    def _stands_out(self, group: SlowStepGroup, at_s: float) -> bool:
+    def _stands_out(self, group: SlowStepGroup, at_s: float, watched_s: float) -> bool:
         """Return whether a group costs much of the last minute and, without a cause, half of all unexplained delays.
 
         If delays without a cause are spread over several groups, the machine delays all phases, and not the program.
         """
-        if not group.costs_much_recently(at_s):
-            return False
-        if group.cause is not None:
-            return True
         unexplained_s = 0.0
         for other_group in self._groups:
             if other_group.cause is None:
                 unexplained_s += other_group.recent_s(at_s)
-        return group.recent_s(at_s) >= 0.5 * unexplained_s
+        share_of_unexplained = 1.0
+        if group.cause is None and unexplained_s > 0.0:
+            share_of_unexplained = group.recent_s(at_s) / unexplained_s
+        if group.costs_much_recently(at_s) and share_of_unexplained >= 0.5:
+            return True
+        costs_much = group.costs_much_in_one_part(at_s, watched_s)
+        return costs_much and share_of_unexplained >= _NEARLY_ALL
 
     def _nearest_group(
         self, part: str | None, kind: str | None, excess_s: float
