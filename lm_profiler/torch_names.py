@@ -204,6 +204,17 @@ WEIGHT_VERSION = PrivateName(
     "shows whether the weights of a module without optimizer change",
     "its calls count as those of a constant model",
 )
+_FETCH = "torch.utils.data._utils.fetch"
+MAP_FETCHER = PrivateName(
+    f"{_FETCH}._MapDatasetFetcher",
+    "follows the code of a worker while it loads a batch",
+    "lines of workers unknown",
+)
+ITERABLE_FETCHER = PrivateName(
+    f"{_FETCH}._IterableDatasetFetcher",
+    "follows the code of a worker while it loads a batch",
+    "lines of workers unknown",
+)
 READY = PrivateName(
     "_MultiProcessingDataLoaderIter._data_queue",
     "counts prefetched batches",

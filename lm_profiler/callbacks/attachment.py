@@ -36,6 +36,7 @@ from lm_profiler.callbacks.instruments.watches import (
     watches_of,
 )
 from lm_profiler.callbacks.instruments.work import FlopsWatch
+from lm_profiler.callbacks.instruments.worker_code import WORKER_CODE, WorkerLines
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.run_files import run_folder, snapshot_file
@@ -103,6 +104,8 @@ class Attachment:
         """
         if self.options.watch is not None:
             self._begin_ledger(self.options.watch, began_ns)
+        if self.loop.rank == 0:
+            self.guard.run(WORKER_CODE.install)
         self.finisher.exchange = Exchange.of_process_group()
         self._limit_steps(self._steps)
 
@@ -336,7 +339,7 @@ class Attachment:
             FlopsWatch(timeline, self._get_module, forward, self._operators_maker()),
         ]
         if rank == 0:
-            others.append(OutsideLines(timeline))
+            others += [OutsideLines(timeline), WorkerLines()]
         prefetched = loop.loader_watch()
         if prefetched is not None:
             others.append(prefetched)

@@ -15,6 +15,7 @@ from lm_profiler.callbacks.attachment import Attachment
 from lm_profiler.callbacks.found_loop import facts_of_fabric, find_loop
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.instruments.worker_code import WORKER_CODE
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.measure.boundary import (
     Guard,
@@ -70,6 +71,7 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
     """Profile ``loop``, which runs or is about to run in this thread."""
 
     def restore() -> None:
+        WORKER_CODE.restore()
         if loop.marks is not None:
             loop.marks.restore()
 
@@ -105,11 +107,14 @@ class LoopSearch:
             )
             return
         OPTIMIZER_HOOKS.attach(self._wait)
+        # workers may start before the loop is found
+        Guard("lines of workers", print_message).run(WORKER_CODE.install)
 
     def stop(self) -> None:
         """Stop waiting, and remove the hook that waits."""
         if self.run is None and OPTIMIZER_HOOKS.step_begins == self._wait:
             OPTIMIZER_HOOKS.detach()
+            WORKER_CODE.restore()
 
     def _wait(self, optimizer: Any) -> None:
         is_forked_copy = os.getpid() != self._process

@@ -340,6 +340,9 @@ class TrainingProfiler(Callback):
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer, so that the rest of training has no overhead."""
+        from lm_profiler.callbacks.instruments.worker_code import WORKER_CODE
+
+        WORKER_CODE.restore()
         if self._run is not None and self._run.phases is not None:
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:

@@ -47,7 +47,7 @@ def package_of(file: str) -> str:
         return ""
     if file.startswith("<"):
         return "Python"
-    package = _installed_package(path)
+    package = installed_package(path)
     if package:
         if package in _LIBRARIES:
             return _LIBRARIES[package]
@@ -62,7 +62,8 @@ def package_of(file: str) -> str:
     return ""
 
 
-def _installed_package(path: str) -> str:
+@cache
+def installed_package(path: str) -> str:
     """Return the name of the installed package that ``path`` belongs to; empty if it belongs to none."""
     installed = re.search(r"/(?:site|dist)-packages/([^/.]+)", path)
     if installed is not None:

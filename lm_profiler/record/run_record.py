@@ -852,6 +852,8 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
+    # the same for a batch that a worker of rank 0's loader loads
+    worker_times: list[PythonTime] = Field(default_factory=list)
     # the program's functions that are called outside of all phases in that step; times include everything that they
     # call
     outer_calls: list[OuterCall] = Field(default_factory=list)

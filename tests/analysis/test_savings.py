@@ -687,6 +687,35 @@ def test_a_waiting_loader_gets_enough_workers(data_ms: float, workers: int, awak
     assert (f"num_workers from {workers} to {wanted}" in text) == (wanted > workers)
 
 
+def test_the_costliest_function_of_the_workers_is_named() -> None:
+    """The training thread only waits; a worker spends 20 of 25 ms of a batch in ``smooth_field``."""
+    worker_times = [
+        line(20.0, "scipy", phase="data", function="smooth_field"),
+        line(5.0, phase="data", function="Scans.__getitem__"),
+    ]
+    waits = line(1.0, "torch", phase="data", function="Fit.batch")
+    record = made(
+        {"data": 15.0},
+        python_times=[waits],
+        worker_times=worker_times,
+        settings=Settings(num_workers=1, cores=4),
+    )
+    found = found_in(record, "input")
+    assert found.owner == "smooth_field"
+    assert "smooth_field (net.py:12) takes most of that time" in remedy_of(found, record)
+
+
+def test_a_queue_that_is_full_by_chance_needs_faster_workers() -> None:
+    """One of two batches was ready when the steps began, but the worker computes all the time."""
+    record = made(
+        {"data": 10.0},
+        loader=LoaderFacts(workers=1, ahead=2, ready_before=1, ready_after=2, awake_share=1.0),
+        thread_use=thread(asleep_ms=7.0, wall_ms=10.0, phase="data"),
+        settings=Settings(num_workers=1, cores=4),
+    )
+    assert "num_workers from 1 to" in remedy_of(found_in(record, "input"), record)
+
+
 def test_a_full_queue_needs_no_more_workers() -> None:
     record = made(
         {"data": 60.0},

@@ -12,7 +12,7 @@ from lm_profiler.measure import user_code
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    caches = (user_code.package_of, user_code._other_folders_of_packages)
+    caches = (user_code.package_of, user_code.installed_package, user_code._other_folders_of_packages)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -21,7 +21,11 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         saves_s = max(_regular_wait_s(costs), 0.0)
         median_is_small = (data.median or 0.0) < WORTH * costs.step_s
         is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
-        fields = costs.main_line("data", saves_s) or costs.line_of_items()
+        fields = (
+            costs.main_line_of_workers()
+            or costs.main_line("data", saves_s)
+            or costs.line_of_items()
+        )
         fields["phase"] = "data"
         fields["facts"] = _suggested_workers(costs)
         if (
@@ -116,6 +120,9 @@ def _keeps_queue_full(costs: StepCosts) -> bool:
     """Return whether at least half of the batches that workers load ahead were ready before and after the steps."""
     loader = costs.record.loader
     if loader is None or not loader.ahead:
+        return False
+    # Workers that compute all the time do not wait for room in a queue.
+    if loader.awake_share is not None and loader.awake_share >= 0.5:
         return False
     ready = min(loader.ready_before or 0, loader.ready_after or 0)
     return ready >= 0.5 * loader.ahead

@@ -35,7 +35,7 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     phase = longest.phase
     phase_s = costs.mean_s(phase)
     function = _time_of_function(costs, phase, rows)
-    most_s = function.most_s * (1.0 + costs.tolerance)
+    most_s = function.most_s * (1.0 + costs.tolerance_of("python"))
 
     # The function sleeps if C functions take most of its time, and its thread slept for at least half of that.
     mostly_waits = function.waits_s > 0.5 * function.seconds

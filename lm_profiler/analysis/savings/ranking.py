@@ -58,10 +58,6 @@ _TRIAL_FACTOR = 0.75
 # same on any machine.
 _BUSY_TRIAL_FACTOR = 0.5
 _DATA_FLOW_REASONS = get_args(NeedlessReason)
-# What these cost was measured on the clock in every step, or between all steps, and belongs to nothing else.
-_FULLY_MEASURED = frozenset(
-    {"input", "validation", "checkpoint", "reload", "epoch", "worker_start"}
-)
 
 FINDERS: Sequence[Finder] = (
     find_slow_ranks,
@@ -135,9 +131,7 @@ def _with_logging_as_one(
 
 def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
     """Return ``finding`` with an upper limit of its saving; the mean alone would be too low in half of all runs."""
-    tolerance = costs.tolerance
-    if finding.name in _FULLY_MEASURED:
-        tolerance = costs.tolerance_if_measured
+    tolerance = costs.tolerance_of(finding.name)
     high_s = finding.saves_s * (1.0 + tolerance)
     if finding.high_s is not None:
         high_s = max(high_s, finding.high_s)

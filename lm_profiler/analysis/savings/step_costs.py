@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -22,13 +22,38 @@ from lm_profiler.record.run_record import (
 )
 
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
-# A cause may cost more than its own time (waking up, cold caches), and runs differ. By this share the gain of a remedy
-# may exceed the mean cost: in three of eleven programs it was 21 to 27 %.
-_RUN_TOLERANCE = 0.25
-# The same for costs outside the computation, such as the wait for batches: in 28 programs of others the remedy gained
-# at most 9 % more than the mean cost.
-_RUN_TOLERANCE_IF_MEASURED = 0.12
-# the same with the uncertainty of the mean added: an upper limit that is wider has no meaning
+# The share by which the gain of a remedy may exceed the mean cost: a cause may cost more than its own time (waking up,
+# cold caches), and runs differ. These shares held in nine of ten programs that others wrote to test the advice.
+_TOLERANCE = 0.25
+# of costs outside the computation, which are measured as a whole
+_TOLERANCE_IF_MEASURED = 0.12
+# of code in Python: without it, the operators that it calls are missing, too
+_TOLERANCE_OF_PYTHON = 0.4
+# of operators whose results are not needed: without them, the code that calls them is missing, too
+_TOLERANCE_OF_NEEDLESS = 0.5
+_TOLERANCES: Mapping[str, float] = {
+    **dict.fromkeys(
+        ("input", "validation", "checkpoint", "reload", "epoch", "worker_start"),
+        _TOLERANCE_IF_MEASURED,
+    ),
+    "python": _TOLERANCE_OF_PYTHON,
+    **dict.fromkeys(
+        (
+            "broadcast",
+            "cancelled",
+            "constant",
+            "ignored",
+            "recomputation",
+            "repeated",
+            "scores",
+            "unused",
+            "zeros",
+        ),
+        _TOLERANCE_OF_NEEDLESS,
+    ),
+}
+# The same with the uncertainty of the mean is not larger than this, unless the cause alone needs more: an upper limit
+# that is wider has no meaning.
 _LARGEST_TOLERANCE = 0.35
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
@@ -108,17 +133,12 @@ class StepCosts:
             )
         return activities
 
-    @cached_property
-    def tolerance(self) -> float:
-        """The share by which a mean cost estimated in this run may be too low (with 95 % confidence)."""
-        return min(_RUN_TOLERANCE + self._uncertain_share, _LARGEST_TOLERANCE)
-
-    @cached_property
-    def tolerance_if_measured(self) -> float:
-        """The share by which a mean cost may be too low that was measured in all steps (with 95 % confidence)."""
-        # the two are independent of each other
-        share = math.hypot(_RUN_TOLERANCE_IF_MEASURED, self._uncertain_share)
-        return min(share, _LARGEST_TOLERANCE)
+    def tolerance_of(self, name: FindingName) -> float:
+        """Return the share by which the mean cost of a finding may be too low (with 95 % confidence)."""
+        tolerance = _TOLERANCES.get(name, _TOLERANCE)
+        # the two causes are independent of each other
+        share = math.hypot(tolerance, self._uncertain_share)
+        return min(share, max(tolerance, _LARGEST_TOLERANCE))
 
     @property
     def _uncertain_share(self) -> float:
@@ -311,6 +331,21 @@ class StepCosts:
             if call.outer_function == function:
                 return call.seconds * self.slowdown_in("other")
         return None
+
+    def main_line_of_workers(self) -> dict[str, Any]:
+        """Return the fields of a finding that name the costliest function of the loader's workers; empty if unknown."""
+        rows_of_function: defaultdict[tuple[str, str], list[PythonTime]] = defaultdict(
+            list
+        )
+        for row in self.record.worker_times:
+            rows_of_function[row.file, row.function].append(row)
+        if not rows_of_function:
+            return {}
+        costliest = max(
+            rows_of_function.values(),
+            key=lambda rows: sum(row.seconds for row in rows),
+        )
+        return _longest_line(costliest)
 
     def line_of_items(self) -> dict[str, Any]:
         """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks.tape import OTHER
+from lm_profiler.measure.clocks.tape import DATA, OTHER
 from lm_profiler.measure.user_code import (
     LIGHTNING,
     OURS,
     TORCH,
+    installed_package,
     package_of,
     qualified_name,
 )
@@ -291,6 +292,9 @@ class PythonTimes:
         is_called_by_us = caller.activity == OURS and package not in (TORCH, LIGHTNING)
         if package and is_called_by_us:
             return caller
+        if not package and self.phase() == DATA and self._is_called_by_program(caller):
+            # a tokenizer of a package of models, for example: only the program's line can be changed
+            package = installed_package(file)
         if package:
             return _FollowedCall(caller.owner, package)
         # A lambda or comprehension, whose name is like ``<lambda>``, counts as the function that contains it.
@@ -300,6 +304,12 @@ class PythonTimes:
         if self.phase() == OTHER and frame.f_code.co_name == "forward":
             self._note_forward(frame)
         return _FollowedCall(frame, _PYTHON)
+
+    def _is_called_by_program(self, caller: _FollowedCall) -> bool:
+        """Return whether the line of ``caller`` is in a file of the program, and not in an installed package."""
+        if caller.owner is None:
+            return False
+        return not installed_package(caller.owner.f_code.co_filename)
 
     def _note_forward(self, frame: FrameType) -> None:
         """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""

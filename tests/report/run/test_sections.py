@@ -43,7 +43,10 @@ DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
 def test_every_row_of_a_list_is_on_the_page(full: RunRecord, path: str) -> None:
     tables = [table for table in sections(full) if {column.heading for column in LISTS[path]} <= {*table.titles}]
     expected = {"waterfall.terms": 13, "waterfall.terms[].contributors": 36}  # a row for the step; three of each of 12
-    assert [len(table.rows) for table in tables] == [expected.get(path, 3)]
+    counts = [expected.get(path, 3)]
+    if path in ("python_times", "worker_times"):
+        counts = [3, 3]  # two lists with equal columns
+    assert [len(table.rows) for table in tables] == counts
 
 
 def test_80_columns_hold_the_page(full: RunRecord, tmp_path: Any) -> None:

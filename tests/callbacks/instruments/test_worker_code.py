@@ -1,0 +1,98 @@
+"""Which lines take the time of a loader's workers: a slow function, which each worker calls for every sample."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lm_profiler.callbacks.instruments.worker_code import WorkerCode
+from lm_profiler.torch_names import MAP_FETCHER
+
+SAMPLES = 24
+
+
+def decoded(index: int) -> torch.Tensor:
+    """The slow function: it computes without a call."""
+    total = 0
+    for number in range(20_000):
+        total += number % 7
+    return torch.tensor([float(total), float(index)])
+
+
+class Pictures(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return decoded(index)
+
+
+class PictureStream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        for index in range(SAMPLES):
+            yield decoded(index)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture
+def workers() -> Any:
+    code = WorkerCode()
+    code.install()
+    yield code
+    code.restore()
+
+
+@pytest.mark.parametrize("dataset", [Pictures(), PictureStream()], ids=["map", "iterable"])
+def test_the_slow_function_of_a_worker_is_found(workers: WorkerCode, dataset: Any) -> None:
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert len(list(loader)) == SAMPLES // 4
+    first = workers.times()[0]
+    assert first.function == "decoded"
+    assert first.phase == "workers"
+    # Nothing else takes a tenth of its time: a batch calls it four times.
+    others_s = sum(row.seconds for row in workers.times() if row.function != "decoded")
+    assert others_s < 0.1 * sum(row.seconds for row in workers.times())
+
+
+def test_loading_in_the_training_process_is_not_followed(workers: WorkerCode) -> None:
+    list(DataLoader(Pictures(), batch_size=4))
+    assert workers.times() == []
+
+
+def test_torch_is_as_before_when_it_is_over() -> None:
+    fetch = MAP_FETCHER.find().fetch
+    files = open_files()
+    code = WorkerCode()
+    code.install()
+    code.install()  # a second run of the same process
+    assert MAP_FETCHER.find().fetch is not fetch
+    code.restore()
+    code.restore()
+    assert MAP_FETCHER.find().fetch is fetch
+    assert open_files() == files
+
+
+def test_a_worker_that_outlives_the_run_goes_on_loading() -> None:
+    code = WorkerCode()
+    code.install()
+    batches = iter(DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
+    next(batches)
+    code.restore()
+    assert len(list(batches)) == SAMPLES // 2 - 1
+
+
+def test_an_error_of_the_dataset_stays_the_programs(workers: WorkerCode) -> None:
+    class Broken(Pictures):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index >= 4:
+                raise ValueError("no such picture")
+            return decoded(index)
+
+    loader = DataLoader(Broken(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(ValueError, match="no such picture"):
+        list(loader)
