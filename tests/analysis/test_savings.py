@@ -716,6 +716,17 @@ def test_a_queue_that_is_full_by_chance_needs_faster_workers() -> None:
     assert "num_workers from 1 to" in remedy_of(found_in(record, "input"), record)
 
 
+def test_busy_workers_are_too_slow_even_if_another_program_has_the_cpu() -> None:
+    """Of 5 ms in which it waits for a batch, another program has its CPU for 3.5 ms, and it runs for 1 ms."""
+    record = made(
+        {"data": 10.0},
+        loader=LoaderFacts(workers=1, ahead=2, ready_before=0, ready_after=2, awake_share=1.0),
+        thread_use={"data": ThreadUse(wall_s=0.005, ran_s=0.001, no_cpu_s=0.0035)},
+        settings=Settings(num_workers=1, cores=4),
+    )
+    assert "num_workers from 1 to" in remedy_of(found_in(record, "input"), record)
+
+
 def test_a_full_queue_needs_no_more_workers() -> None:
     record = made(
         {"data": 60.0},

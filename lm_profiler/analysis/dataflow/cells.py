@@ -18,7 +18,7 @@ _STATES = 2  # of an LSTM: its output, and the inner state
 # the operator that reads the inner state; those of the gates work in place
 _ACTIVATION_OF_STATE = "aten::tanh"
 # the share of the time of a layer's fused kernels that is saved if it gets whole sequences
-_SAVED_BY_WHOLE_SEQUENCES = 0.5
+_SAVED_BY_WHOLE_SEQUENCES = 0.8
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:

@@ -1014,8 +1014,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "cells",
         _on_operators(
-            "Use the layer for whole sequences instead of its cell at {code} (nn.LSTM instead of nn.LSTMCell, for "
-            "example), outside of the loop: the cell's inputs do not depend on its own earlier outputs."
+            "Give whole sequences to the recurrent layer in {code} (nn.LSTM instead of nn.LSTMCell, for example), "
+            "outside of the loop: its inputs do not depend on its own earlier outputs."
         ),
         likely_share=0.9,
     ),

@@ -88,7 +88,9 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     rest_s = costs.step_s - costs.mean_s("data")
     if workers is None or cores is None or rest_s <= 0.0:
         return {}
-    if workers and (_takes_over_slowly(costs) or _keeps_queue_full(costs)):
+    # Workers that compute most of the time are too slow, whatever the training thread does meanwhile.
+    has_free_workers = workers > 0 and not _workers_are_busy(costs)
+    if has_free_workers and (_takes_over_slowly(costs) or _keeps_queue_full(costs)):
         return {"takes_over": 1.0}
     # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
@@ -102,6 +104,16 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
         "workers": float(min(workers_needed, workers_limit)),
         "waits": float(loader_waits),
     }
+
+
+def _workers_are_busy(costs: StepCosts) -> bool:
+    """Return whether the workers compute, or are ready to, at least half of the time; False if that is unknown."""
+    loader = costs.record.loader
+    return (
+        loader is not None
+        and loader.awake_share is not None
+        and loader.awake_share >= 0.5
+    )
 
 
 def _takes_over_slowly(costs: StepCosts) -> bool:
@@ -120,9 +132,6 @@ def _keeps_queue_full(costs: StepCosts) -> bool:
     """Return whether at least half of the batches that workers load ahead were ready before and after the steps."""
     loader = costs.record.loader
     if loader is None or not loader.ahead:
-        return False
-    # Workers that compute all the time do not wait for room in a queue.
-    if loader.awake_share is not None and loader.awake_share >= 0.5:
         return False
     ready = min(loader.ready_before or 0, loader.ready_after or 0)
     return ready >= 0.5 * loader.ahead

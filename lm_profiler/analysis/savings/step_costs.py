@@ -41,6 +41,7 @@ _TOLERANCES: Mapping[str, float] = {
         (
             "broadcast",
             "cancelled",
+            "cells",
             "constant",
             "ignored",
             "recomputation",
