@@ -191,20 +191,7 @@ class TrainingProfiler(Callback):
             self._loop = None
             vars(self).update(_NO_HOOKS)
             return
-        if trainer.barebones:
-            raise MisconfigurationException(
-                "lm_profiler cannot profile under Trainer(barebones=True): remove barebones=True"
-            )
-        profilers = [
-            callback
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, TrainingProfiler)
-        ]
-        programs_own = [profiler for profiler in profilers if profiler.admits is None]
-        if len(programs_own) > 1:
-            raise MisconfigurationException(
-                "expected one TrainingProfiler in a Trainer, given more"
-            )
+        _check_trainer(trainer)
         if options.memory.history:
             # refuses a device that keeps no history
             history_watch(trainer.strategy.root_device, Path())
@@ -347,6 +334,24 @@ class TrainingProfiler(Callback):
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
+
+
+def _check_trainer(trainer: Trainer) -> None:
+    """Raise MisconfigurationException for a barebones Trainer, or one with several profilers of the program."""
+    if trainer.barebones:
+        raise MisconfigurationException(
+            "lm_profiler cannot profile under Trainer(barebones=True): remove barebones=True"
+        )
+    profilers = [
+        callback
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, TrainingProfiler)
+    ]
+    programs_own = [profiler for profiler in profilers if profiler.admits is None]
+    if len(programs_own) > 1:
+        raise MisconfigurationException(
+            "expected one TrainingProfiler in a Trainer, given more"
+        )
 
 
 def _ignore_signal(signum: int, frame: object) -> None:

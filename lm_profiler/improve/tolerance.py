@@ -65,10 +65,7 @@ def check_numbers(
     has_same_batches = difference is None
     loss_error, chance = _loss_distance(a, b)
     if first_setting is not None and loss_error is not None:
-        has_batches_of_first = size_difference(first_setting, b) is None
-        if has_batches_of_first:
-            error_since_first, _ = _loss_distance(first_setting, b)
-            loss_error = max(loss_error, error_since_first or 0.0)
+        loss_error = max(loss_error, _loss_error_since(first_setting, b))
     gradient_error = None
     if a.numerics is not None and b.numerics is not None:
         gradient_error = b.numerics.gradient_error
@@ -101,6 +98,15 @@ def check_numbers(
         gradient_error=gradient_error,
         reason="; ".join(remarks) or None,
     )
+
+
+def _loss_error_since(first_setting: RunRecord, b: RunRecord) -> float:
+    """Return the distance of the losses of the first run and of run b; 0 if their batches differ or it is unknown."""
+    has_same_batches = size_difference(first_setting, b) is None
+    if not has_same_batches:
+        return 0.0
+    loss_error, _ = _loss_distance(first_setting, b)
+    return loss_error or 0.0
 
 
 def _tolerance_limits(

@@ -249,36 +249,13 @@ class LanguageModel(LightningModule):
 
     def check_precision(self) -> None:
         """Raise UsageError for an optimizer that this Trainer's strategy or precision cannot use."""
-        strategy = self.trainer.strategy
         plugin = self.trainer.precision_plugin
         has_optimizer = self.optimizer_name != NO_OPTIMIZER
-
-        # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
-        is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(
-            strategy, SingleDeviceStrategy
-        )
-        can_shard = is_rehearsal_of_ddp or isinstance(strategy, DDPStrategy)
-        expect(
-            can_shard or not self.shard_optimizer_states,
-            "model.shard_optimizer_states",
-            "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)",
-            type(strategy).__name__,
-        )
+        self._check_sharing_of_states()
         if self.config.fp8:
-            expect_fp8(strategy)
-        is_muon = self.optimizer_name == MUON
-        expect(
-            not (is_muon and self.shard_optimizer_states),
-            "model.optimizer",
-            "adamw or sgd with shard_optimizer_states, since Muon's update needs whole matrices",
-            self.optimizer_name,
-        )
-        expect(
-            not (is_muon and isinstance(plugin, FSDPPrecision)),
-            "model.optimizer",
-            "adamw or sgd with fsdp, which flattens the matrices that Muon needs; fsdp2 does not",
-            self.optimizer_name,
-        )
+            expect_fp8(self.trainer.strategy)
+        if self.optimizer_name == MUON:
+            self._check_muon()
         has_scaler = getattr(plugin, "scaler", None) is not None
         expect(
             has_optimizer or not has_scaler,
@@ -296,6 +273,36 @@ class LanguageModel(LightningModule):
             "trainer.gradient_clip_val",
             "none with fsdp, which cannot clip by norm; fsdp2 can, and --trainer.gradient_clip_algorithm=value",
             self.trainer.gradient_clip_val,
+        )
+
+    def _check_sharing_of_states(self) -> None:
+        """Raise UsageError if the optimizer's states are to be shared out, and the strategy cannot do that."""
+        strategy = self.trainer.strategy
+        # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
+        is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(
+            strategy, SingleDeviceStrategy
+        )
+        can_shard = is_rehearsal_of_ddp or isinstance(strategy, DDPStrategy)
+        expect(
+            can_shard or not self.shard_optimizer_states,
+            "model.shard_optimizer_states",
+            "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)",
+            type(strategy).__name__,
+        )
+
+    def _check_muon(self) -> None:
+        """Raise UsageError if matrices are split, which Muon's update needs whole."""
+        expect(
+            not self.shard_optimizer_states,
+            "model.optimizer",
+            "adamw or sgd with shard_optimizer_states, since Muon's update needs whole matrices",
+            self.optimizer_name,
+        )
+        expect(
+            not isinstance(self.trainer.precision_plugin, FSDPPrecision),
+            "model.optimizer",
+            "adamw or sgd with fsdp, which flattens the matrices that Muon needs; fsdp2 does not",
+            self.optimizer_name,
         )
 
     def _clips(self) -> bool:

@@ -213,17 +213,7 @@ class Options:
             raise UsageError(
                 f"relative: works only with the table of runs or a pivot, not with --{ways[0]}; leave one out"
             )
-        uses_value = self.pivot is not None or self.plot in ANY_FIGURE
-        if self.value is not None and not uses_value:
-            raise UsageError(
-                f"value: works only with --pivot or --plot {'|'.join(ANY_FIGURE)}; add one of them"
-            )
-        if self.by is not None and self.plot is None:
-            raise UsageError("by: works only with --plot; add it")
-        if self.log and self.plot not in LOGARITHMIC:
-            raise UsageError(
-                f"log: works only with --plot {'|'.join(LOGARITHMIC)}, given {self.plot or 'none'}"
-            )
+        self._check_options_of_figures()
         if self.kernels or self.allocations:
             expect(
                 self.format != "html",
@@ -238,6 +228,20 @@ class Options:
         if self.plot and self.format is not None:
             raise UsageError(
                 "format: not allowed with --plot, because the suffix of FILE sets the format; leave it out"
+            )
+
+    def _check_options_of_figures(self) -> None:
+        """Raise UsageError if ``value``, ``by`` or ``log`` is given without the pivot or plot that it is for."""
+        uses_value = self.pivot is not None or self.plot in ANY_FIGURE
+        if self.value is not None and not uses_value:
+            raise UsageError(
+                f"value: works only with --pivot or --plot {'|'.join(ANY_FIGURE)}; add one of them"
+            )
+        if self.by is not None and self.plot is None:
+            raise UsageError("by: works only with --plot; add it")
+        if self.log and self.plot not in LOGARITHMIC:
+            raise UsageError(
+                f"log: works only with --plot {'|'.join(LOGARITHMIC)}, given {self.plot or 'none'}"
             )
 
 

@@ -188,11 +188,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
-    # The times are in a column at the right: next to the bars, the longest text would squeeze all bars.
-    right_axis = axes.secondary_yaxis("right")
-    right_axis.set_yticks(list(named_rows), step_texts)
-    right_axis.tick_params(length=0)
-    right_axis.spines["right"].set_visible(False)
+    _add_column_at_right(axes, named_rows, step_texts)
     axes.grid(visible=False, axis="y")
 
     lines = ["step time (ms)", "phases and step: means"]
@@ -206,6 +202,17 @@ def phases(groups: Sequence[Group]) -> Figure:
         axes.set_ylabel(shortened(groups[0].columns[0].title))
     add_legend(figure, [(part, PART_COLOURS[part]) for part in drawn_parts])
     return figure
+
+
+def _add_column_at_right(axes: Axes, rows: Sequence[int], texts: Sequence[str]) -> None:
+    """Write a text for each of the ``rows`` of bars in a column at the right.
+
+    Next to the bars, the longest text would squeeze all bars.
+    """
+    right_axis = axes.secondary_yaxis("right")
+    right_axis.set_yticks(list(rows), texts)
+    right_axis.tick_params(length=0)
+    right_axis.spines["right"].set_visible(False)
 
 
 def _draw_stacks(

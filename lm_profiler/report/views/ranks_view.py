@@ -185,14 +185,6 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     texts = []
     for row, differences_s in zip(rows, excess_s.tolist(), strict=True):
         texts.append([_difference_text(row, seconds) for seconds in differences_s])
-    names = []
-    stride = math.ceil(len(rows) / _MOST_NAMES)
-    named_rows = range(0, len(rows), stride)
-    for index in named_rows:
-        name = str(rows[index].rank)
-        if len(ranks.hosts) > 1:
-            name = f"{escaped(rows[index].host)} · {name}"
-        names.append(name)
     most_s = max(_FULL_COLOUR_SHARE_OF_ONE_STEP * ranks.step_s, float(np.max(excess_s)))
     data = {
         "type": "heatmap",
@@ -212,13 +204,28 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
             "outlinewidth": 0,
         },
     }
-    y_axis = {
-        "title": {"text": "rank"},
-        "autorange": "reversed",
-        "showgrid": False,
-        "zeroline": False,
-    }
-    layout = {
+    text = (
+        "Colour shows how much more own work a rank has than the fast ranks. A continuous line is a rank that is "
+        "always slow; scattered spots are ranks that take turns at being slow."
+    )
+    layout = _layout_by_steps(rows, has_several_hosts=len(ranks.hosts) > 1)
+    heat_map = card(
+        "Own work, step by step", line(text, "quiet"), chart([data], layout)
+    )
+    return heat_map | {"grows": True}
+
+
+def _layout_by_steps(rows: Sequence[RankTimes], has_several_hosts: bool) -> Json:
+    """Return Plotly's layout of the heat map by rank and step; at most ``_MOST_NAMES`` of the ``rows`` are named."""
+    stride = math.ceil(len(rows) / _MOST_NAMES)
+    named_rows = range(0, len(rows), stride)
+    names = []
+    for index in named_rows:
+        name = str(rows[index].rank)
+        if has_several_hosts:
+            name = f"{escaped(rows[index].host)} · {name}"
+        names.append(name)
+    return {
         "height": max(_LEAST_PX, min(_MOST_PX, 90 + _RANK_PX * len(rows))),
         "xaxis": {
             "title": {"text": "step"},
@@ -226,16 +233,15 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
             "showgrid": False,
             "nticks": 20,
         },
-        "yaxis": {**y_axis, "tickvals": list(named_rows), "ticktext": names},
+        "yaxis": {
+            "title": {"text": "rank"},
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+            "tickvals": list(named_rows),
+            "ticktext": names,
+        },
     }
-    text = (
-        "Colour shows how much more own work a rank has than the fast ranks. A continuous line is a rank that is "
-        "always slow; scattered spots are ranks that take turns at being slow."
-    )
-    heat_map = card(
-        "Own work, step by step", line(text, "quiet"), chart([data], layout)
-    )
-    return heat_map | {"grows": True}
 
 
 def _difference_text(row: RankTimes, seconds: float) -> str:
