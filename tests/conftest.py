@@ -110,7 +110,7 @@ def forked_interpreters() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "start_interpreter", warm.interpreter)
-        patch.setattr(rank_group, "get_context", warm.context)
+        patch.setattr(rank_group, "get_context", warm.rank_context)
         yield
 
 
@@ -151,7 +151,7 @@ def no_weights() -> Iterator[None]:
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def set_free_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Tells how many bytes the limits of this process leave it, of what the machine has."""
     return lambda left: monkeypatch.setattr("lm_profiler.measure.memory.peaks.left_bytes", lambda: left)
 

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from warm import run
+from warm import run_python
 
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
 
@@ -109,7 +109,9 @@ def test_the_commands_of_a_page_work(pages: list[Path], tmp_path: Path) -> None:
     command, shown = console()
     lines = chain.from_iterable(SHOWN[page] for page in pages)
     rates = any(line == command or "waterfall" in line for line in lines)  # which show what needs them
-    done = run(program, stdin=todo.encode(), folder=tmp_path, environment=environment, timeout_s=800, rates=rates)
+    done = run_python(
+        program, stdin=todo.encode(), folder=tmp_path, environment=environment, timeout_s=800, rates=rates
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout, done.stderr)  # of use where a page fails
     assert json.loads((tmp_path / "results.json").read_text()) == [None for _ in pages]

@@ -39,7 +39,7 @@ for call in [
 
 
 def test_without_extras_training_is_profiled(tmp_path: Path) -> None:
-    done = warm.run("-c", WITHOUT, folder=tmp_path)
+    done = warm.run_python("-c", WITHOUT, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "logs" / "plain_module" / "version_0"
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"] == "ok"

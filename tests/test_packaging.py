@@ -113,7 +113,7 @@ from lm_profiler.cli.main import main
 print(main(["report", "logs"]))
 import lm_profiler.callbacks
 """
-    done = warm.run("-c", program, folder=ROOT)
+    done = warm.run_python("-c", program, folder=ROOT)
     unasked, asked, rest = re.split("asked '1?'\n", done.stderr)
     assert ("POSIX" in unasked, "not profiled: ImportError" in asked, "POSIX" in asked) == (False, True, True)
     refused, *traceback = rest.strip().splitlines()

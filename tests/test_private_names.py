@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import warm
-from faults import assert_same_weights, profiler, train
+from faults import assert_same_weights, short_profiler, train_tiny
 from raised import refusal
 from scripts import SUPPORT
 from stored_texts import assert_stored
@@ -147,7 +147,7 @@ for module in pkgutil.walk_packages(lm_profiler.__path__, "lm_profiler."):
 
 
 def test_every_module_can_be_imported_without_any_of_them() -> None:
-    done = warm.run("-c", EVERYTHING)
+    done = warm.run_python("-c", EVERYTHING)
     assert done.returncode == 0, done.stderr
 
 
@@ -179,8 +179,8 @@ MISSING = re.compile(r"this (?:torch|Lightning) has no .*")
 def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with hidden({NAMES[name].path}):
-        module = train(tmp_path, [callback := profiler()])
-    assert_same_weights(module, train(tmp_path, [], max_steps=module.steps))
+        module = train_tiny(tmp_path, [callback := short_profiler()])
+    assert_same_weights(module, train_tiny(tmp_path, [], max_steps=module.steps))
     record = read_run(callback.folder)
     missing = MISSING.findall("\n".join(record.notes))
     assert (record.status, record.steps["measure"]) == ("ok", 3)
@@ -195,7 +195,7 @@ def test_a_fit_ends_well_without_this_name(name: str, tmp_path: Path, monkeypatc
 )
 def test_a_run_of_the_command_line_ends_without_them(names: list[str], code: int, is_noted: bool, tmp_path: Path):
     paths = ",".join(NAMES[name].path for name in names)
-    done = warm.run(str(SUPPORT / "without_names.py"), paths, *FIT, folder=tmp_path, timeout_s=100)
+    done = warm.run_python(str(SUPPORT / "without_names.py"), paths, *FIT, folder=tmp_path, timeout_s=100)
     assert done.returncode == code, done.stderr
     notes = "\n".join(read_run(tmp_path / "logs/run/version_0").notes)
     assert bool(MISSING.search(notes)) == is_noted
@@ -203,7 +203,9 @@ def test_a_run_of_the_command_line_ends_without_them(names: list[str], code: int
 
 
 def test_a_lightning_that_would_run_while_reading_is_refused(tmp_path: Path) -> None:
-    done = warm.run(str(SUPPORT / "without_names.py"), NAMES["RUN_VERB"].path, *FIT, folder=tmp_path, timeout_s=100)
+    done = warm.run_python(
+        str(SUPPORT / "without_names.py"), NAMES["RUN_VERB"].path, *FIT, folder=tmp_path, timeout_s=100
+    )
     assert done.returncode == WRONG_CALL
     assert "LightningCLI._run_subcommand" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -13,11 +13,11 @@ from threading import Thread
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from compared import summed_up
+from compared import written_run_of_10_ms
 from cuda_trace import cuda_step
 from jsonschema import Draft202012Validator
 from made_improve import made_improve, made_search
-from warm import run
+from warm import run_python
 
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS, main
 from lm_profiler.record.improve_record import read_improve
@@ -77,7 +77,7 @@ def test_files_of_every_version_are_valid(path: Path) -> None:
 
 def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path) -> None:
     call = ("fit", f"--config={STORED / 'tiny.yaml'}", f"--log_dir={tmp_path}", "--name=today", "--numerics.audit=true")
-    done = run("-m", "lm_profiler", *call, rates=True)
+    done = run_python("-m", "lm_profiler", *call, rates=True)
     assert done.returncode == 0, done.stderr
     written = files(tmp_path)
     assert [path.name for path in written] == ["run.json", "rank0.kernels.json"]
@@ -193,10 +193,12 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         words = shlex.split(read_plan(two).command)
         return [f"--config={two / 'configs/tiny.yaml'}", *words[words.index("sweep") + 2 :]]
     if verb == "ab":
-        trains_nothing(folder, {name: summed_up(folder / name, at).folder for name, at in (("a", 1.0), ("b", 1.2))})
+        trains_nothing(
+            folder, {name: written_run_of_10_ms(folder / name, at).folder for name, at in (("a", 1.0), ("b", 1.2))}
+        )
         return ["--b_options=--seed=1", "--", "fit"]
     if verb == "compare":
-        return [str(summed_up(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
+        return [str(written_run_of_10_ms(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
     if verb == "why":
         (folder / "trace.json").write_text(json.dumps(cuda_step()))
         return [str(folder / "trace.json")]

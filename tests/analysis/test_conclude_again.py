@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
@@ -19,7 +19,7 @@ from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a real run of 30 steps, with a step of the memory stage and two traced ones."""
     folder = tmp_path_factory.mktemp("run")
-    profiler = instruments(warmup=2, measure=30, memory=1, trace=2, log_dir=folder)
+    profiler = make_profiler(warmup=2, measure=30, memory=1, trace=2, log_dir=folder)
     trainer_with([profiler], folder).fit(BoringModel())
     return profiler.folder
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recorded import LEVEL, lines, recorded
+from recorded import LEVEL, printed_lines, record_of
 
 from lm_profiler.callbacks.collect import expert_loads
 from lm_profiler.models.config import TransformerConfig
@@ -19,7 +19,7 @@ PLANTED = ExpertLoad.from_tokens(3, [10, 70, 12, 8])
 
 
 def imbalance_notes(*loads: ExpertLoad) -> list[str]:
-    notes = recorded(LEVEL, experts=loads).notes
+    notes = record_of(LEVEL, experts=loads).notes
     return [note for note in notes if note.startswith("experts")]
 
 
@@ -28,10 +28,10 @@ def test_a_planted_imbalance_is_reported() -> None:
     assert note == ("experts are imbalanced: in layer 3, expert 1 of 4 gets 70.0% of the tokens (25.0% if balanced)")
     assert imbalance_notes(BALANCED) == []
     assert imbalance_notes() == []
-    record = recorded(LEVEL, experts=[BALANCED, PLANTED])
+    record = record_of(LEVEL, experts=[BALANCED, PLANTED])
     page = render(run_page(record, Path("logs")), "terminal")
     assert "10.0% 70.0% 12.0% 8.0%" in page
-    assert lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean number of tokens (layer 3)"]
+    assert printed_lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean number of tokens (layer 3)"]
 
 
 def test_layers_without_tokens_are_left_out() -> None:

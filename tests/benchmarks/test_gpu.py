@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:
     """In a fork of what has loaded torch, as are its parts and their sweeps."""
-    return warm.run("-m", "benchmarks.gpu", *options, folder=ROOT)
+    return warm.run_python("-m", "benchmarks.gpu", *options, folder=ROOT)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerat
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds a real run, ``demo/version_0``, and one made by hand, on a GPU, that is named to do harm."""
     folder = tmp_path_factory.mktemp("logs")
-    done = warm.run(
+    done = warm.run_python(
         *("-m", "lm_profiler", "fit", "--config", "configs/demo.yaml", *TINY, f"--log_dir={folder}"),
         folder=ROOT,
         rates=True,

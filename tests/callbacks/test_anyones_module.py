@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -27,15 +27,15 @@ from lm_profiler.record.run_record import read_run
 STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}  # with the lines' step, the trace's warm-up
 
 
-def short(**options: Any) -> TrainingProfiler:
-    return instruments(warmup=1, measure=3, memory=1, trace=1, actions=3, **options)
+def profiler_of_all_stages(**options: Any) -> TrainingProfiler:
+    return make_profiler(warmup=1, measure=3, memory=1, trace=1, actions=3, **options)
 
 
 @pytest.mark.parametrize("make", [BoringModel, ManualOptimBoringModel])
 def test_a_demo_module_untouched(tmp_path: Path, make: Callable[[], LightningModule]) -> None:
     module = make()
     before = set(vars(module))
-    profiler = short()
+    profiler = profiler_of_all_stages()
     trainer = trainer_with([profiler], tmp_path / "theirs")
     trainer.fit(module)
     assert profiler.folder == tmp_path / "logs" / "lm_profiler" / "version_0"
@@ -80,26 +80,27 @@ class Sections(Callback):
 )
 def test_the_users_own_profiler_is_unchanged(tmp_path: Path, watch: bool, make: Callable[[], LightningModule]):
     """Its class, its summary, its report, its attributes and its actions are as without us, from first to last."""
-    printed, reports, actions = [], [], []
-    for name, callbacks in (("plain", []), ("ours", [short(stop_when_done=False, watch=watch)])):
-        folder = tmp_path / name
+
+    def profiled_by_the_user(name: str, callbacks: list[Callback]) -> tuple[list[tuple[Any, ...]], str, dict[str, int]]:
+        """What the profiler says of itself in each step, its report, and how often each action was called."""
         sections = Sections()
-        users = SimpleProfiler(dirpath=folder, filename="users")
-        trainer = trainer_with([sections, *callbacks], tmp_path, profiler=users, max_steps=24)
-        trainer.fit(make())
+        users = SimpleProfiler(dirpath=tmp_path / name, filename="users")
+        trainer_with([sections, *callbacks], tmp_path, profiler=users, max_steps=24).fit(make())
         assert type(users) is SimpleProfiler
-        printed.append(sections.received)
-        times = {name: len(taken) for name, taken in users.recorded_durations.items() if "TrainingProfiler" not in name}
-        actions.append(times)
-        (report,) = folder.glob("fit-users*")
-        reports.append(report.read_text().count("FIT Profiler Report"))
-    assert len(printed[0]) == 24
-    assert printed[1] == printed[0]
-    assert reports[1] == reports[0] == 2
+        (report,) = (tmp_path / name).glob("fit-users*")
+        calls = {name: len(taken) for name, taken in users.recorded_durations.items() if "TrainingProfiler" not in name}
+        return sections.received, report.read_text(), calls
+
+    ours = profiler_of_all_stages(stop_when_done=False, watch=watch)
+    plain_received, plain_report, plain_calls = profiled_by_the_user("plain", [])
+    received, report, calls = profiled_by_the_user("ours", [ours])
+    assert len(received) == 24
+    assert received == plain_received
+    assert report.count("FIT Profiler Report") == plain_report.count("FIT Profiler Report") == 2
     # One more batch may be asked for, or one less: the loop learns in another way that it is to end.
     asked = "[_TrainingEpochLoop].train_dataloader_next"
-    assert abs(actions[0].pop(asked) - actions[1].pop(asked)) <= 1
-    assert actions[1] == actions[0]
+    assert abs(calls.pop(asked) - plain_calls.pop(asked)) <= 1
+    assert calls == plain_calls
 
 
 class HasSlots(SimpleProfiler):
@@ -126,7 +127,7 @@ class StartsItself(SimpleProfiler):
 
 @pytest.mark.parametrize("kind", [AdvancedProfiler, HasSlots, Guarded, StartsItself])
 def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) -> None:
-    users, profiler = kind(), short()
+    users, profiler = kind(), profiler_of_all_stages()
     own_start = vars(users).get("start")
     trainer = trainer_with([profiler], tmp_path, profiler=users)
     trainer.fit(BoringModel())
@@ -152,17 +153,18 @@ class Kept(Logger):
 
 
 def test_the_users_logger_gets_nothing(tmp_path: Path) -> None:
-    left, logged = [], []
-    for callbacks in ([], [short(stop_when_done=False)]):
-        theirs = tmp_path / f"theirs{len(left)}"
-        loggers = [Kept(), TensorBoardLogger(theirs, name="mine"), CSVLogger(theirs, name="csv")]
+    def logged_and_left(folder: Path, callbacks: list[Callback]) -> tuple[list[tuple[int | None, set[str]]], set[str]]:
+        """What the user's logger got, and the files that were left."""
+        kept = Kept()
+        loggers = [kept, TensorBoardLogger(folder, name="mine"), CSVLogger(folder, name="csv")]
         options: dict[str, Any] = {"logger": loggers, "enable_checkpointing": True, "max_steps": 20}
-        trainer_with(callbacks, theirs, **options, log_every_n_steps=4).fit(Random())
-        logged.append(loggers[0].metrics)
-        names = (str(path.relative_to(theirs)) for path in theirs.rglob("*"))
-        left.append({re.sub(r"tfevents.*", "tfevents", name) for name in names})
-    assert logged[0] == logged[1]
-    assert left[0] == left[1]
+        trainer_with(callbacks, folder, **options, log_every_n_steps=4).fit(Random())
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+        return kept.metrics, {re.sub(r"tfevents.*", "tfevents", name) for name in names}
+
+    plain = logged_and_left(tmp_path / "plain", [])
+    profiled = logged_and_left(tmp_path / "profiled", [profiler_of_all_stages(stop_when_done=False)])
+    assert profiled == plain
 
 
 class Random(BoringModel):
@@ -186,37 +188,42 @@ def weights_after(
     return trainer, [p.detach().clone() for p in module.parameters()]
 
 
+class Looks(Callback):
+    """Notes at the end of every batch the Trainer's profiler, and whether ours is called and has marked anything."""
+
+    def __init__(self, ours: TrainingProfiler) -> None:
+        self.ours = ours
+        self.profilers: list[Any] = []
+        self.classes: list[type] = []
+        self.called: list[bool] = []
+        self.marked: list[bool] = []
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
+        self.profilers.append(trainer.profiler)
+        self.classes.append(type(trainer.profiler))
+        self.called.append(callable(self.ours.on_train_batch_end))
+        owners = (module, *trainer.optimizers, *trainer.strategy._lightning_optimizers)
+        methods = [method for owner in owners for method in vars(owner).values()]
+        self.marked.append(any(isinstance(method, (_MarkedStep, _Wrapper)) for method in methods))
+
+
 @pytest.mark.parametrize("make", [Random, ManualOptimBoringModel])
 def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path, make: Callable[[], LightningModule]) -> None:
-    class Looks(Callback):
-        """The state of things at the end of every batch."""
-
-        def __init__(self) -> None:
-            self.profilers: list[Any] = []
-            self.classes: list[type] = []
-            self.called: list[bool] = []
-            self.marked: list[bool] = []
-
-        def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
-            self.profilers.append(trainer.profiler)
-            self.classes.append(type(trainer.profiler))
-            self.called.append(callable(profiler.on_train_batch_end))
-            owners = (module, *trainer.optimizers, *trainer.strategy._lightning_optimizers)
-            methods = [method for owner in owners for method in vars(owner).values()]
-            self.marked.append(any(isinstance(method, (_MarkedStep, _Wrapper)) for method in methods))
-
-    looks, users, profiler = Looks(), SimpleProfiler(), short(stop_when_done=False)
-    trainer, instrumented = weights_after(tmp_path, [looks, profiler], make, max_steps=30, profiler=users)
+    """After the stages, which take eleven of 30 steps."""
+    profiler = profiler_of_all_stages(stop_when_done=False)
+    looks, users = Looks(profiler), SimpleProfiler()
+    trainer, profiled = weights_after(tmp_path, [looks, profiler], make, max_steps=30, profiler=users)
     assert trainer.global_step == 30
     assert profiler.record.steps == STEPS
-    in_stages = sum(STEPS.values())
     assert profiler in trainer.callbacks  # the user's list
-    only_then = [True] * in_stages + [False] * (30 - in_stages)
-    assert looks.called == looks.marked == only_then
-    assert all(p is users for p in looks.profilers)
-    assert [kind is not SimpleProfiler for kind in looks.classes] == only_then
-    _, bare = weights_after(tmp_path, [], make, max_steps=30)
-    assert all(torch.equal(a, b) for a, b in zip(instrumented, bare, strict=True))
+    in_stages = sum(STEPS.values())
+    only_in_stages = [True] * in_stages + [False] * (30 - in_stages)
+    assert looks.called == only_in_stages
+    assert looks.marked == only_in_stages
+    assert [kind is not SimpleProfiler for kind in looks.classes] == only_in_stages
+    assert all(seen is users for seen in looks.profilers)
+    _, plain = weights_after(tmp_path, [], make, max_steps=30)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(profiled, plain, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path, make: Cal
 def test_a_loop_that_ends_early_is_noted(
     warmup: int, planned: int, max_steps: int, measured: int, noted: str | None, tmp_path: Path
 ) -> None:
-    profiler = instruments(warmup, planned)
+    profiler = make_profiler(warmup, planned)
     trainer_with([profiler], tmp_path, max_steps=max_steps).fit(BoringModel())
     record = read_run(profiler.folder)
     assert record.status == "ok"
@@ -238,12 +245,16 @@ def test_a_loop_that_ends_early_is_noted(
     assert (noted or "") in "".join(record.notes)
 
 
-def test_a_trainer_in_which_nothing_can_be_timed_is_refused(tmp_path: Path) -> None:
-    """Two of ours would share torch's one profiler, and time each other."""
-    message = refusal(MisconfigurationException, lambda: trainer_with([short(), short()], tmp_path).fit(BoringModel()))
+def test_two_profilers_of_ours_are_refused(tmp_path: Path) -> None:
+    """They would share torch's one profiler, and time each other."""
+    two = [profiler_of_all_stages(), profiler_of_all_stages()]
+    message = refusal(MisconfigurationException, lambda: trainer_with(two, tmp_path).fit(BoringModel()))
     assert_stored("callbacks/refused: two profilers", {"in a Trainer": message})
+
+
+def test_a_barebones_trainer_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(barebones=True, accelerator="cpu", default_root_dir=tmp_path, max_steps=3)
-    trainer.callbacks.append(short())
+    trainer.callbacks.append(profiler_of_all_stages())
     with pytest.raises(MisconfigurationException, match="barebones"):
         trainer.fit(BoringModel())
 
@@ -266,14 +277,18 @@ class Endless(IterableDataset[torch.Tensor]):
             yield torch.ones(1, 32)
 
 
+def test_training_stops_after_the_planned_steps(tmp_path: Path) -> None:
+    trainer = trainer_with([profiler_of_all_stages()], tmp_path, max_steps=1000, limit_train_batches=3)
+    trainer.fit(BoringModel())
+    assert (trainer.global_step, trainer.max_steps) == (sum(STEPS.values()), 1000)
+
+
 @pytest.mark.parametrize("data", [None, DataLoader(Endless(), batch_size=None)], ids=["with a length", "without"])
-def test_training_stops_after_the_planned_steps(data: Any, tmp_path: Path) -> None:
-    limited = trainer_with([short()], tmp_path, max_steps=1000, limit_train_batches=3)
-    limited.fit(BoringModel())
-    assert (limited.global_step, limited.max_steps) == (sum(STEPS.values()), 1000)
+def test_a_schedule_knows_how_many_steps_are_planned(data: Any, tmp_path: Path) -> None:
+    """Beyond its last step it raises."""
     module = Scheduled()
-    trainer = trainer_with([short()], tmp_path, max_epochs=-1)
-    trainer.fit(module, data)  # beyond its last step the schedule raises
+    trainer = trainer_with([profiler_of_all_stages()], tmp_path, max_epochs=-1)
+    trainer.fit(module, data)
     planned = sum(STEPS.values())
     assert module.total == planned + 1
     assert trainer.global_step in (planned, planned + 1)

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from faults import Manual, Place, Tiny, assert_same_weights, breaks, fault, places, profiler, some, train
+from faults import (
+    Manual,
+    Place,
+    Tiny,
+    assert_same_weights,
+    called_places,
+    draw_lines,
+    fault_at,
+    fault_in,
+    short_profiler,
+    train_tiny,
+)
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
@@ -55,45 +66,46 @@ def broken_by(
     read_output: Callable[[], str],
     trace_steps: int = 1,
 ) -> list[str]:
-    """What of ``faults`` a training felt, or that nobody reported."""
-    whole = train(folder / "whole", [profiler(trace_steps)], make)
-    plain = train(folder / "plain", [], make, max_steps=whole.steps)
+    """Train once with each of ``faults``; return those that the training felt, or that nobody reported."""
+    whole = train_tiny(folder / "whole", [short_profiler(trace_steps)], make)
+    plain = train_tiny(folder / "plain", [], make, max_steps=whole.steps)
     assert_same_weights(whole, plain)
     wrong = []
     for number, (place, time) in enumerate(faults):
-        ours, raised, felt = profiler(trace_steps), [], ""
+        ours, raised, problem = short_profiler(trace_steps), [], ""
+        error = ERRORS[number % len(ERRORS)]()
         try:
-            with fault(place, ERRORS[number % len(ERRORS)](), time) as raised:
-                module = train(folder / str(number), [ours], make)
+            with fault_at(place, error, time) as raised:
+                module = train_tiny(folder / str(number), [ours], make)
             assert module.steps == plain.steps, f"{module.steps} steps for {plain.steps}"
             assert_same_weights(module, plain)
-            assert_nothing_is_left()
+            assert_torch_is_as_before()
         except BaseException as error:
-            felt = f"training felt it: {error!r}"
-        words = read_output()
-        if raised and not felt and "boom" not in words and not is_whole(ours):
-            felt = "nothing was reported"
-        if raised and not felt and read_run(ours.folder) != ours.record:
-            felt = "it left no record"
+            problem = f"training felt it: {error!r}"
+        is_reported = "boom" in read_output()
+        if raised and not problem and not is_reported and not has_whole_record(ours):
+            problem = "nothing was reported"
+        if raised and not problem and read_run(ours.folder) != ours.record:
+            problem = "it left no record"
         if torch.autograd.profiler._is_profiler_enabled:
             torch.autograd.profiler._disable_profiler()
-            felt += "; torch's profiler was left running"
-        if felt:
-            wrong.append(f"{raised or place}: {felt}")
+            problem += "; torch's profiler was left running"
+        if problem:
+            wrong.append(f"{raised or place}: {problem}")
     return wrong
 
 
-def is_whole(ours: TrainingProfiler) -> bool:
+def has_whole_record(ours: TrainingProfiler) -> bool:
     record = ours.record
-    return (
-        record is not None and record.status == "ok" and None not in (record.environment, record.model, record.verdict)
-    )
+    if record is None or record.status != "ok":
+        return False
+    return None not in (record.environment, record.model, record.verdict)
 
 
 DISABLE = torch.autograd.graph.disable_saved_tensors_hooks
 
 
-def assert_nothing_is_left() -> None:
+def assert_torch_is_as_before() -> None:
     """What comes after the training finds torch as it was."""
     assert torch.autograd.graph.disable_saved_tensors_hooks is DISABLE
     assert torch.func.grad(torch.square)(torch.ones(())) == 2  # refuses where hooks for saved tensors are left
@@ -101,30 +113,48 @@ def assert_nothing_is_left() -> None:
     assert not torch.autograd.profiler._is_profiler_enabled
 
 
-@pytest.mark.parametrize("make", [Tiny, Manual])
-def test_no_fault_in_any_function_reaches_the_training(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
+def assert_no_fault_is_felt(
+    places: list[Place], make: Callable[[], Tiny], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
-    # Of what is called while the loop runs every eleventh; of what is found out when it has ended, inside of one part,
-    # every hundredth.
-    ended = [code.co_name for code, _ in calls].index("_record_finished")
-    faults = [(place, 1) for number, place in enumerate(calls) if number % (11 if number <= ended else 100) == 0]
-    if make is Manual:  # every thirtieth of what the automatic one has not been through
-        known = places(lambda: train(tmp_path / "automatic", [profiler()]))
-        faults = [(place, 1) for place in [place for place in calls if place not in known][::30]]
-        assert faults
-    # A fit takes half as long without a trace: it has one only where the fault is in what nothing else calls.
-    untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)], make))
+    """A fit takes half as long without a trace: it has one only where the fault is in what nothing else calls."""
+    called_without_trace = called_places(lambda: train_tiny(folder / "untraced", [short_profiler(trace_steps=0)], make))
     for trace_steps in (0, 1):
-        chosen = [(place, time) for place, time in faults if (place in untraced) is (trace_steps == 0)]
-        read_output: Callable[[], str] = lambda: "".join(capfd.readouterr())  # noqa: E731
-        assert not broken_by(chosen, make, tmp_path / f"trace {trace_steps}", read_output, trace_steps)
+        needs_trace = trace_steps == 1
+        faults = [(place, 1) for place in places if (place not in called_without_trace) is needs_trace]
+        subfolder = folder / f"trace {trace_steps}"
+        assert not broken_by(faults, make, subfolder, lambda: "".join(capfd.readouterr()), trace_steps)
+
+
+def test_no_fault_in_any_function_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of the functions called while the loop runs every eleventh fails, and of those at its end every hundredth.
+
+    Those at the end are within one part, whose failure is caught as a whole.
+    """
+    called = list(called_places(lambda: train_tiny(tmp_path / "calls", [short_profiler()])))
+    loop_ended = [code.co_name for code, _ in called].index("_record_finished")
+    places = []
+    for number, place in enumerate(called):
+        is_in_loop = number <= loop_ended
+        if number % (11 if is_in_loop else 100) == 0:
+            places.append(place)
+    assert_no_fault_is_felt(places, Tiny, tmp_path, capfd)
+
+
+def test_no_fault_reaches_a_training_with_manual_optimization(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every thirtieth fails of the functions that no training with automatic optimization calls."""
+    called = called_places(lambda: train_tiny(tmp_path / "calls", [short_profiler()], Manual))
+    called_by_automatic = called_places(lambda: train_tiny(tmp_path / "automatic", [short_profiler()]))
+    places = [place for place in called if place not in called_by_automatic][::30]
+    assert places
+    assert_no_fault_is_felt(places, Manual, tmp_path, capfd)
 
 
 def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = places(lambda: train(tmp_path / "lines", [profiler()]), lines=True)
-    faults = some(lines, 12, seed=1)
+    """Twelve lines are drawn of all that a training reaches."""
+    lines = called_places(lambda: train_tiny(tmp_path / "lines", [short_profiler()]), lines=True)
+    faults = draw_lines(lines, 12, seed=1)
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 
@@ -146,58 +176,64 @@ def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
             super().__init__()
             self.layers[2] = Odd(4, 1)
 
-    ours = profiler()
-    module = train(tmp_path, [ours], Model)
-    assert_same_weights(module, train(tmp_path / "plain", [], Model, max_steps=module.steps))
+    ours = short_profiler()
+    module = train_tiny(tmp_path, [ours], Model)
+    assert_same_weights(module, train_tiny(tmp_path / "plain", [], Model, max_steps=module.steps))
     assert ours.record.status == "ok"
 
 
-def test_training_ends_when_nobody_measures_any_more(tmp_path: Path) -> None:
-    ours = profiler(until_ci=0.005, max_steps=500)
-    with fault((Session.step_ended.__code__, None), KeyError("gone"), 3):
-        module = train(tmp_path, [ours], max_steps=600)
+def test_training_that_was_to_be_stopped_ends_if_the_instruments_fail(tmp_path: Path) -> None:
+    ours = short_profiler(until_ci=0.005, max_steps=500)
+    with fault_at((Session.step_ended.__code__, None), KeyError("gone"), time=3):
+        module = train_tiny(tmp_path, [ours], max_steps=600)
     assert 3 < module.steps < 20
-    going_on = profiler(stop_when_done=False)
-    with breaks(Session.step_ended):
-        module = train(tmp_path, [going_on], max_steps=12)
+
+
+def test_training_that_was_to_go_on_does_so_if_the_instruments_fail(tmp_path: Path) -> None:
+    ours = short_profiler(stop_when_done=False)
+    with fault_in(Session.step_ended):
+        module = train_tiny(tmp_path, [ours], max_steps=12)
     assert module.steps == 12
-    assert (going_on.record.status, going_on.record.failure.phase) == ("failed", "instruments")
+    assert (ours.record.status, ours.record.failure.phase) == ("failed", "instruments")
 
 
 def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
-    answers, sent = iter([4, 0]), []
+    """Rank 0 says after step 1 to go on for four steps, and after step 5 to stop."""
+    answers_of_rank_0, answered = iter([4, 0]), []
 
-    def of_rank_0(mine: int) -> int:
-        sent.append(mine)
-        return next(answers)
+    def exchange(own_answer: int) -> int:
+        answered.append(own_answer)
+        return next(answers_of_rank_0)
 
-    stopping = StoppingRule(StageOptions(until_ci=0.1), of_rank_0)
+    stopping = StoppingRule(StageOptions(until_ci=0.1), exchange)
     assert [stopping.follow_rank_0(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
-    assert sent == [0, 0]  # asked after steps 1 and 5 alone, as everybody
+    assert answered == [0, 0]
 
 
 def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path) -> None:
-    ours = profiler()
-    with breaks(HoldingsReader.__call__, OSError("no such probe")):
-        train(tmp_path, [ours])
-    assert ours.record.status == "ok"
-    assert ours.record.time["step"].n == 3
-    assert not ours.record.memory.causes
-    assert any(note.startswith("memory failed") and "OSError" in note for note in ours.record.notes)
+    """Only the memory's causes are missing: there are three measured steps, a trace, and rows of all nine steps."""
+    ours = short_profiler()
+    with fault_in(HoldingsReader.__call__, OSError("no such probe")):
+        train_tiny(tmp_path, [ours])
+    record = ours.record
+    assert record.status == "ok"
+    assert not record.memory.causes
+    assert any(note.startswith("memory failed") and "OSError" in note for note in record.notes)
+    assert record.time["step"].n == 3
     assert list(ours.folder.rglob("*.json.gz"))
     assert len(read_steps(ours.folder / "steps.csv")) == 9
 
 
-def _leaves(number: int, frame: FrameType | None) -> None:
+def exit_in_handler(number: int, frame: FrameType | None) -> None:
     raise SystemExit("raised by the user's handler")
 
 
-def _leaves_once(number: int, frame: FrameType | None) -> None:
+def exit_once(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     raise SystemExit("raised by the user's handler")
 
 
-class _Leaves:
+class ExitingObject:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         raise SystemExit("raised by the user's handler")
 
@@ -205,13 +241,13 @@ class _Leaves:
 @pytest.mark.parametrize(
     "handler",
     [
-        _leaves,
-        _leaves_once,
-        _Leaves(),
-        _HandlersCompose([_leaves]),
-        partial(_leaves),
-        lambda *given: _leaves(*given),
-        wraps(_leaves)(lambda *args, **kwargs: _leaves(*args, **kwargs)),
+        exit_in_handler,
+        exit_once,
+        ExitingObject(),
+        _HandlersCompose([exit_in_handler]),
+        partial(exit_in_handler),
+        lambda *given: exit_in_handler(*given),
+        wraps(exit_in_handler)(lambda *args, **kwargs: exit_in_handler(*args, **kwargs)),
     ],
     ids=["function", "gone by then", "object", "within Lightning's", "partial", "lambda", "decorated"],
 )
@@ -221,14 +257,23 @@ def test_a_guard_passes_on_what_a_handler_of_signals_raises(handler: Any) -> Non
     try:
         with pytest.raises(SystemExit, match="raised by the user"):
             Guard("it", messages.append).run(signal.raise_signal, signal.SIGUSR1)
-        assert not messages
-        Guard("it", messages.append).run(sys.exit, 3)  # that no handler asked for
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert [line.rpartition(" ")[2] for line in messages] == ["3"]
+    assert not messages
+
+
+def test_a_guard_reports_an_exit_that_no_handler_raised() -> None:
+    messages: list[str] = []
+    Guard("it", messages.append).run(sys.exit, 3)
+    (message,) = messages
+    assert message.endswith(" 3")
+
+
+def test_a_guard_passes_on_ctrl_c() -> None:
+    messages: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         Guard("it", messages.append).run(interrupted)
-    assert len(messages) == 1
+    assert not messages
 
 
 def interrupted() -> None:

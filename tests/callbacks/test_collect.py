@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import warm
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.compile import from_compiled
@@ -94,7 +94,7 @@ def test_switches_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("options, is_read", [({}, True), ({"fast_dev_run": True}, False), ({"max_steps": 1}, False)])
 def test_rates_are_read_only_where_a_step_was_measured(options: dict[str, Any], is_read: bool, tmp_path: Path):
     """A trial, and a run that ends while it warms up, are compared with nothing: half a second and memory are saved."""
-    profiler = instruments(warmup=1, measure=2, memory=1)
+    profiler = make_profiler(warmup=1, measure=2, memory=1)
     with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], tmp_path, **options).fit(BoringModel())
     rates = profiler.record.rates
@@ -115,7 +115,7 @@ def test_training_that_goes_on_waits_less_for_a_count_in_another_process(
         raise UncountableError("not counted here")
 
     monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
-    profiler = instruments(warmup=1, measure=2, memory=0, trace=1, stop_when_done=stop_when_done)
+    profiler = make_profiler(warmup=1, measure=2, memory=0, trace=1, stop_when_done=stop_when_done)
     trainer_with([profiler], tmp_path, max_steps=8).fit(BoringModel())
     assert limits_s == [most_s]
     assert most_s * PATIENCE <= (180.0 if stop_when_done else 60.0)
@@ -221,7 +221,7 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, 
 
     for place in ("measure.device.contention", "callbacks.instruments.watches"):
         monkeypatch.setattr(f"lm_profiler.{place}.cpu_reading", read)
-    profiler = instruments(warmup=2, measure=6, memory=1)
+    profiler = make_profiler(warmup=2, measure=6, memory=1)
     trainer_with([profiler], tmp_path).fit(module)
     assert seen == [2, 8]
     found = read_run(profiler.folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -69,7 +69,7 @@ class Module(LightningModule):
 
 
 def test_a_step_under_the_trainer_calls_few_functions(calls: Calls, tmp_path: Path) -> None:
-    trainer_with([instruments(warmup=2, measure=1000)], tmp_path, max_epochs=1).fit(Module(calls))
+    trainer_with([make_profiler(warmup=2, measure=1000)], tmp_path, max_epochs=1).fit(Module(calls))
     assert 10 < calls.usual <= 22
 
 

@@ -10,8 +10,8 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from faults import assert_same_weights, train
-from known_loop import instruments
+from faults import assert_same_weights, train_tiny
+from known_loop import make_profiler
 from lightning.pytorch import Callback, Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from raised import refusal
@@ -36,7 +36,7 @@ def port() -> int:
 
 
 def watcher(**export: Any) -> TrainingProfiler:
-    return instruments(warmup=1, measure=3, watch=True, export=ExportOptions(**export))
+    return make_profiler(warmup=1, measure=3, watch=True, export=ExportOptions(**export))
 
 
 def folder() -> Path:
@@ -66,9 +66,9 @@ class Asking(Callback):
 
 
 def test_published_sums_are_those_of_the_runs_own_files(port: int) -> None:
-    plain, asking = train(Path(), [], max_steps=STEPS), Asking(port)
+    plain, asking = train_tiny(Path(), [], max_steps=STEPS), Asking(port)
     before_s = time.time()
-    module = train(Path(), [asking, watcher(prometheus=port, textfile="lm.prom")], max_steps=STEPS)
+    module = train_tiny(Path(), [asking, watcher(prometheus=port, textfile="lm.prom")], max_steps=STEPS)
     assert_same_weights(plain, module)
     amid, last = samples_in(asking.scraped), samples_in(Path("lm.prom").read_text())
     rows = read_last_steps(folder())
@@ -105,14 +105,14 @@ FAILED = {"port": "callbacks/notes: no port", "file": "callbacks/notes: no file"
 
 @pytest.mark.parametrize("of", FAILED)
 def test_training_goes_on_if_nothing_can_be_published(of: str, port: int, capsys: pytest.CaptureFixture[str]):
-    plain = train(Path(), [], max_steps=STEPS)
+    plain = train_tiny(Path(), [], max_steps=STEPS)
     Path("gone").mkdir()
     ours = watcher(prometheus=port) if of == "port" else watcher(textfile=Path("gone/lm.prom"))
     Path("gone").rmdir()
     with socket.socket() as taken:  # since then
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        assert_same_weights(plain, train(Path(), [ours], max_steps=STEPS))
+        assert_same_weights(plain, train_tiny(Path(), [ours], max_steps=STEPS))
     message = capsys.readouterr().err.partition(": '")[0]  # a file's name has the process and the thread in it
     assert_stored(FAILED[of], {"stderr": message})
     assert read_status(folder()).steps == STEPS

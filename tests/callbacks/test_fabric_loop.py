@@ -12,13 +12,13 @@ import known_loop
 import own_loops
 import pytest
 import torch
-from known_loop import SimulatedClock, instruments
+from known_loop import SimulatedClock, make_profiler
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
-from own_loops import SECONDS, STEPS, ZOO, SlowModel, SlowSGD, wait
+from own_loops import SECONDS, STEPS, ZOO, SlowModel, SlowSGD, spend
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from warm import run
+from warm import run_python
 
 from lm_profiler.callbacks import ExportOptions, admitted_loop
 from lm_profiler.callbacks.found_loop import facts_of_accelerator, facts_of_transformers
@@ -55,14 +55,14 @@ class SlowToMove:
     """A batch that takes time on its way to the device."""
 
     def to(self, device: torch.device, **_: Any) -> Tensor:
-        wait("transfer")
+        spend("transfer")
         return torch.ones(2, 3)
 
 
 class Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         while True:
-            wait("data")
+            spend("data")
             yield SlowToMove()
 
 
@@ -103,7 +103,7 @@ def assert_known(folder: Path, batches_per_step: int) -> None:
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_phases_of_a_fabric_loop(batches_per_step: int, precision: Any, is_apart: bool, tmp_path: Path) -> None:
-    profiler = instruments(measure=8, export=ExportOptions(trackers=True))
+    profiler = make_profiler(measure=8, export=ExportOptions(trackers=True))
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision, callbacks=[profiler], loggers=[logger])
     train(fabric, batches_per_step, is_apart)
@@ -233,7 +233,7 @@ def test_run_finds_a_loop_without_lightning(tmp_path: Path) -> None:
     few = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=0", "--memory_steps=1")
     environment = {**os.environ, "PYTHONPATH": str(entry_point_folder(tmp_path / "installed"))}
     program = (sys.executable, "train.py")  # which replaces the process that runs the verb
-    done = run("-m", "lm_profiler", "run", *few, "--", *program, folder=tmp_path, environment=environment)
+    done = run_python("-m", "lm_profiler", "run", *few, "--", *program, folder=tmp_path, environment=environment)
     assert (done.returncode, done.stdout) == (7, "trained False\n"), done.stderr
     record = read_run(tmp_path / "logs/lm_profiler/version_0")
     assert (record.status, record.loop, record.steps["measure"]) == ("ok", "own", 5)

@@ -16,7 +16,7 @@ from ddp_run import COLLECTED_S, FLAG_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from made_environment import made_step
 from scripts import SUPPORT
-from warm import run, run_ranks
+from warm import run_python, run_ranks
 
 from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
@@ -33,7 +33,7 @@ from lm_profiler.record.steps import StepRow, StepTable, read_steps
 def start_two_ranks(folder: Path, fails: str) -> CompletedProcess[str]:
     """By Lightning's own launcher."""
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return run(str(SUPPORT / "ddp_run.py"), str(folder), fails, folder=folder, environment=environment)
+    return run_python(str(SUPPORT / "ddp_run.py"), str(folder), fails, folder=folder, environment=environment)
 
 
 def run_of(folder: Path) -> Path:
@@ -49,14 +49,15 @@ def record_of_two_ranks(folder: Path, fails: str) -> RunRecord:
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:
+    """Rank 1 takes longer in forward, and has 11 tokens in a batch in place of 10."""
     record, folder = record_of_two_ranks(tmp_path, ""), run_of(tmp_path)
     rows = read_steps(folder / "steps.csv")
     assert concluded_again(folder, record)[1] == []
 
     stages = ["warmup"] + ["measure"] * 5 + ["actions"] * 3 + ["memory"] + ["trace"] * 2
-    assert [(row.step, row.rank, row.stage) for row in rows] == [
-        (step, rank, stage) for step, stage in enumerate(stages, 1) for rank in (0, 1)
-    ]
+    for rank in (0, 1):
+        rows_of_rank = [(row.step, row.stage) for row in rows if row.rank == rank]
+        assert rows_of_rank == list(enumerate(stages, 1))
     assert record.status == "ok"
     assert record.environment.world_size == 2
     assert record.throughput.tokens_per_step == 10 + 11
@@ -64,15 +65,19 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     assert record.rank_step_s == pytest.approx([step_s, step_s + SLOWER_S])
     owners = {action.name: action.seconds for action in record.other_by_owner.actions}
     assert owners == pytest.approx({"Lightning's SIGTERM flag": FLAG_S})
+    files = {path.name for path in (folder / "trace").iterdir()}
+    assert files == {
+        "rank0.pt.trace.json.gz", "rank0.kernels.json", "rank1.pt.trace.json.gz", "rank1.kernels.json",
+    }  # fmt: skip
+
     measured = [row for row in rows if row.stage == "measure"]
     for row in measured:
         truth_s = {**TRUTH_S, "forward": TRUTH_S["forward"] + row.rank * SLOWER_S, "other": FLAG_S}
         assert {part: row.time(part) for part in PARTS} == pytest.approx(truth_s)
-    kept = [row for row in measured if row.step > 1 + record.steadiness.cut]
-    assert record.time["forward"].n == len(kept) / 2
-    assert record.time["forward"].mean == pytest.approx(sum(row.time("forward") for row in kept) / len(kept))
-    files = ("pt.trace.json.gz", "kernels.json")
-    assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
+    first_kept_step = 2 + record.steadiness.cut
+    kept_s = [row.time("forward") for row in measured if row.step >= first_kept_step]
+    assert record.time["forward"].n == len(kept_s) / 2
+    assert record.time["forward"].mean == pytest.approx(sum(kept_s) / len(kept_s))
 
 
 def test_a_slow_step_has_the_rank_that_it_was_slow_on(tmp_path: Path) -> None:

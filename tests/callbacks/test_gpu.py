@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import TRUTH_S, KnownModule, SlowStream, instruments, measured_rows, spin, trainer_with
+from known_loop import TRUTH_S, KnownModule, SlowStream, make_profiler, measured_rows, spend, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.gpu
 def test_an_idle_device_waits_for_data_too(tmp_path: Path) -> None:
     class Idle(KnownModule):
         def loss(self) -> Tensor:
-            spin("forward", 1e-3)
+            spend("forward", 1e-3)
             return self.weight.clone()
 
-    profiler = instruments(warmup=2, measure=11)
+    profiler = make_profiler(warmup=2, measure=11)
     data = torch.utils.data.DataLoader(SlowStream(), batch_size=None)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Idle(), data)
     rows = measured_rows(profiler)
@@ -45,7 +45,7 @@ def test_a_note_names_memory_of_graphs_that_is_in_no_peak(tmp_path: Path) -> Non
             self.graph.replay()
             return super().training_step(batch, batch_idx)
 
-    profiler = instruments(warmup=1, measure=3)
+    profiler = make_profiler(warmup=1, measure=3)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Replays())
     memory = profiler.record.memory
     assert (memory.measured.allocated_peak or 0) < 256 << 20
@@ -61,7 +61,7 @@ def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path)
                 time.sleep(0.5)  # so that the step is odd
             return super().training_step(batch, batch_idx)
 
-    profiler = instruments(warmup=2, measure=14)
+    profiler = make_profiler(warmup=2, measure=14)
     torch.cuda.empty_cache()
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Grows())
     assert [odd.cause for odd in profiler.record.odd_steps if odd.step == 13] == [None]
@@ -74,7 +74,7 @@ def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path)
 def test_fsdp(tmp_path: Path) -> None:
     if not torch.distributed.is_nccl_available():
         pytest.skip("needs NCCL")
-    profiler = instruments(warmup=1, measure=3, memory=1, trace=1)
+    profiler = make_profiler(warmup=1, measure=3, memory=1, trace=1)
     try:
         trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
     finally:

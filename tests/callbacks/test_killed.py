@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from dying import LAST, STEP_S, WAYS
 from scripts import SUPPORT
-from warm import run
+from warm import run_python
 
 from lm_profiler.measure.device.environment import cpu_name
 from lm_profiler.record.run_record import read_run
@@ -14,7 +14,7 @@ from lm_profiler.record.steps import read_steps
 
 
 def test_files_of_a_process_that_is_killed_or_exits(tmp_path: Path) -> None:
-    done = run(str(SUPPORT / "dying.py"), str(tmp_path))
+    done = run_python(str(SUPPORT / "dying.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     assert codes[0] == 0  # os._exit

@@ -19,10 +19,10 @@ from known_loop import (
     SlowStream,
     assert_times,
     assert_waited,
-    instruments,
+    make_profiler,
     measured_rows,
     profiled_fit,
-    spin,
+    spend,
     trainer_with,
 )
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -65,7 +65,7 @@ def test_each_phase_of_a_plain_loop(tmp_path: Path, clock: Callable[[], int] | N
 
 def test_an_epoch_that_ends_amid_accumulation_steps_with_what_it_has(tmp_path: Path) -> None:
     module, data = KnownModule(), SlowLoader(6)
-    profiler = instruments(warmup=0, measure=4)
+    profiler = make_profiler(warmup=0, measure=4)
     profiled_fit(module, tmp_path, data, profiler=profiler, accumulate_grad_batches=4)
     rows = measured_rows(profiler)
     assert [row.tokens for row in rows] == [4 * TOKENS_IN_A_BATCH, 2 * TOKENS_IN_A_BATCH] * 2
@@ -87,7 +87,7 @@ class Manual(KnownModule):
         return [SlowSGD(self.parameters()) for _ in range(2)]
 
     def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
-        spin("clip")
+        spend("clip")
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         for optimizer in self.optimizers(use_pl_optimizer=not self.unwrapped):
@@ -98,7 +98,7 @@ class Manual(KnownModule):
                 optimizer.step()
 
     def gradients(self, optimizer: Any) -> Tensor:
-        spin("forward")
+        spend("forward")
         loss = self.loss()
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -111,7 +111,7 @@ class Manual(KnownModule):
 def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool, unwrapped: bool) -> None:
     module = Manual()
     module.closures, module.unwrapped = closures, unwrapped
-    profiler = instruments(warmup=1, measure=5)
+    profiler = make_profiler(warmup=1, measure=5)
     trainer = trainer_with([profiler], tmp_path)
     trainer.fit(module, SlowLoader())
     waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
@@ -126,7 +126,7 @@ def test_under_manual_optimization_each_batch_is_a_step(tmp_path: Path) -> None:
             if batch_idx % 2:
                 super().training_step(batch, batch_idx)
 
-    rows = measured_rows(profiled_fit(EveryOther(), tmp_path, profiler=instruments(warmup=0, measure=6)))
+    rows = measured_rows(profiled_fit(EveryOther(), tmp_path, profiler=make_profiler(warmup=0, measure=6)))
     for part in ("zero_grad", "backward", "clip", "optimizer"):
         assert_waited(rows, part, [0, 2] * 3)
 
@@ -138,7 +138,7 @@ class Closures(SlowSGD):
         # Not through super().step: torch calls the hooks around each step() of the chain.
         loss = [closure() for _ in range(3)][-1]
         for _ in range(9):
-            spin("optimizer")
+            spend("optimizer")
         return loss
 
 
@@ -148,9 +148,9 @@ def test_an_optimizer_that_evaluates_its_closure_three_times(tmp_path: Path) -> 
             return Closures(self.parameters())
 
         def on_train_batch_end(self, *args: Any) -> None:
-            spin("other", 15e-3)
+            spend("other", 15e-3)
 
-    profiler = profiled_fit(Thrice(), tmp_path, profiler=instruments(warmup=1, measure=5))
+    profiler = profiled_fit(Thrice(), tmp_path, profiler=make_profiler(warmup=1, measure=5))
     waits = {**dict.fromkeys(GRADIENTS, 3), "optimizer": 9}
     truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
     assert_times(profiler, {**truth, "other": 15e-3}, measure=5, waits=waits)
@@ -162,7 +162,7 @@ def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> No
     class More(SlowSGD):
         def step(self, closure: Any = None) -> Any:
             loss = super().step(closure)
-            spin("optimizer")
+            spend("optimizer")
             return loss
 
     class Extended(KnownModule):
@@ -170,7 +170,7 @@ def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> No
             SlowSGD(self.parameters())  # from the first one on, the hooks are in this class's step() too
             return More(self.parameters())
 
-    profiler = profiled_fit(Extended(), tmp_path, profiler=instruments(warmup=1, measure=5))
+    profiler = profiled_fit(Extended(), tmp_path, profiler=make_profiler(warmup=1, measure=5))
     assert_times(profiler, times(2, ("optimizer",)), measure=5, waits={"optimizer": 2})
 
 
@@ -178,7 +178,7 @@ class PerturbsFirst(SlowSGD):
     """Like SAM: it works before its closure and after it."""
 
     def step(self, closure: Any = None) -> Any:
-        spin("optimizer", 6e-3)
+        spend("optimizer", 6e-3)
         return super().step(closure)
 
 
@@ -214,7 +214,7 @@ class ClosureInTheMiddle(KnownModule):
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
 def test_the_optimizer_phase_is_its_step_without_the_closure(tmp_path: Path, automatic: bool) -> None:
-    profiler = profiled_fit(ClosureInTheMiddle(automatic), tmp_path, profiler=instruments(warmup=1, measure=5))
+    profiler = profiled_fit(ClosureInTheMiddle(automatic), tmp_path, profiler=make_profiler(warmup=1, measure=5))
     truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
     assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
 
@@ -239,7 +239,7 @@ def test_a_backward_pass_that_the_user_calls_himself_is_backward(tmp_path: Path,
             Backward.manual_backward(self, loss)
             return loss
 
-    profiler = profiled_fit(Unmarked(automatic=False), tmp_path, profiler=instruments(warmup=1, measure=5))
+    profiler = profiled_fit(Unmarked(automatic=False), tmp_path, profiler=make_profiler(warmup=1, measure=5))
     truth = {**TRUTH_S, "optimizer": 6e-3 + TRUTH_S["optimizer"], "clip": 0.0}
     record = assert_times(profiler, truth, measure=5, waits={"optimizer": 2})
     assert torch.autograd.backward is plain
@@ -253,7 +253,7 @@ def test_a_backward_pass_without_a_mark_is_noted(tmp_path: Path) -> None:
             (self.weight.grad,) = torch.autograd.grad(loss, [self.weight])
             return loss
 
-    record = profiled_fit(ByGradients(automatic=False), tmp_path, profiler=instruments(warmup=1, measure=5)).record
+    record = profiled_fit(ByGradients(automatic=False), tmp_path, profiler=make_profiler(warmup=1, measure=5)).record
     assert record.time["backward"].max == 0.0
     (note,) = [note for note in record.notes if "backward" in note]
     assert "torch.autograd.grad" in note
@@ -266,7 +266,7 @@ def test_a_training_step_that_returns_none_has_no_backward(tmp_path: Path) -> No
             loss = super().training_step(batch, batch_idx)
             return None if batch_idx % 3 == 1 else loss
 
-    rows = measured_rows(profiled_fit(Skips(), tmp_path, profiler=instruments(warmup=0, measure=9)))
+    rows = measured_rows(profiled_fit(Skips(), tmp_path, profiler=make_profiler(warmup=0, measure=9)))
     assert_waited(rows, "backward", [1, 0, 1] * 3)
     assert_waited(rows, "forward", [1] * 9)
     assert_waited(rows, "optimizer", [1] * 9)
@@ -276,7 +276,7 @@ def test_validation_amid_an_accumulated_step_is_in_no_step(tmp_path: Path) -> No
     profiler = profiled_fit(
         Evaluated(),
         tmp_path,
-        profiler=instruments(warmup=1, measure=3),
+        profiler=make_profiler(warmup=1, measure=3),
         val_dataloaders=SlowLoader(3, "outside"),
         val_check_interval=2,
         accumulate_grad_batches=4,
@@ -297,13 +297,13 @@ def test_checkpoints_and_validations_between_steps_are_counted(tmp_path: Path) -
 
     class SlowToSave(Evaluated):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            spin("other", 10e-3)
+            spend("other", 10e-3)
 
     profiler = profiled_fit(
         SlowToSave(),
         tmp_path,
         callbacks=[Saves()],
-        profiler=instruments(warmup=1, measure=12),
+        profiler=make_profiler(warmup=1, measure=12),
         val_dataloaders=SlowLoader(3, "outside"),
         val_check_interval=4,
     )
@@ -323,12 +323,12 @@ def test_a_stream_without_length_is_fetched_ahead(tmp_path: Path) -> None:
 def test_an_epoch_boundary_is_in_no_step(tmp_path: Path) -> None:
     class SlowTurn(KnownModule):
         def on_train_epoch_start(self) -> None:
-            spin("outside", 20e-3)
+            spend("outside", 20e-3)
 
         def on_train_epoch_end(self) -> None:
-            spin("outside", 30e-3)
+            spend("outside", 30e-3)
 
-    profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=instruments(warmup=1, measure=11))
+    profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=make_profiler(warmup=1, measure=11))
     record = assert_times(profiler, TRUTH_S)
     # Twelve steps in epochs of three: three turns between the measured ones.
     assert record.between_steps_s == pytest.approx(3 * 50e-3)
@@ -343,40 +343,40 @@ def test_hooks_amid_the_phases_are_other(tmp_path: Path) -> None:
         transfer_batch_to_device = LightningModule.transfer_batch_to_device
 
         def on_after_backward(self) -> None:
-            spin("other", 5e-3)
+            spend("other", 5e-3)
 
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
             optimizer.step(closure=closure)
-            spin("other", 6e-3)
+            spend("other", 6e-3)
 
     class Data(LightningDataModule):
         def train_dataloader(self) -> Any:
             return SlowLoader()
 
         def on_before_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
-            spin("other", 2e-3)
+            spend("other", 2e-3)
             return batch
 
         def transfer_batch_to_device(self, batch: Tensor, device: torch.device, dataloader_idx: int) -> Tensor:
-            spin("transfer")
+            spend("transfer")
             return batch
 
         def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
-            spin("other", 7e-3)
+            spend("other", 7e-3)
             return batch
 
     class SlowHooks(Callback):
         def on_before_backward(self, *args: Any) -> None:
-            spin("other", 2e-3)
+            spend("other", 2e-3)
 
         def on_after_backward(self, *args: Any) -> None:
-            spin("other", 7e-3)
+            spend("other", 7e-3)
 
         def on_before_zero_grad(self, *args: Any) -> None:
-            spin("other", 1e-3)
+            spend("other", 1e-3)
 
         def on_before_optimizer_step(self, *args: Any) -> None:
-            spin("other", 4e-3)
+            spend("other", 4e-3)
 
     profiler = profiled_fit(Hooked(), tmp_path, Data(), callbacks=[SlowHooks()])
     assert_times(profiler, {**TRUTH_S, "other": 34e-3}, waits={"other": 8})
@@ -384,7 +384,7 @@ def test_hooks_amid_the_phases_are_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_the_other_verbs_time_the_forward_pass(tmp_path: Path, verb: str) -> None:
-    profiler = instruments(verb=verb)
+    profiler = make_profiler(verb=verb)
     trainer = trainer_with([profiler], tmp_path)
     getattr(trainer, verb)(Evaluated(), SlowLoader(), **({} if verb == "predict" else {"verbose": False}))
     record = assert_times(profiler, EVALUATION_S)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fake_device import Clock
 from faults import Tiny
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, timer
 from lightning.pytorch.loggers import CSVLogger
@@ -187,7 +187,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, hands_over_often: None) -> Iterator[N
 
 def fit(folder: Path, make: Callable[[], Tiny], callbacks: list[Callback], options: Options, **given: Any) -> float:
     """Fit, watched, into ``folder``; return how long it took."""
-    profiler = instruments(warmup=1, measure=3, clock=CLOCK, watch=WatchOptions(traces=False), log_dir=folder)
+    profiler = make_profiler(warmup=1, measure=3, clock=CLOCK, watch=WatchOptions(traces=False), log_dir=folder)
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = trainer_with([*callbacks, profiler], folder, enable_checkpointing=saves, **options)
     began_ns = CLOCK.ns

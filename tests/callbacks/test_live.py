@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from faults import Tiny
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.loggers import CSVLogger
 from prometheus_client.parser import text_string_to_metric_families
 from recorded import FLOPS, LEVEL, evidence_of
@@ -121,7 +121,7 @@ def test_a_watched_run_logs_its_throughput_under_accumulation(tmp_path: Path) ->
     """Batches of 3 and of 1 rows, two in a step: each row of the logger is that of its own steps' times."""
     steps, stages = 60, 4
     export = ExportOptions(trackers=True, textfile=tmp_path / "lm.prom")
-    profiler = instruments(warmup=1, measure=3, watch=True, log_dir=tmp_path / "logs", export=export)
+    profiler = make_profiler(warmup=1, measure=3, watch=True, log_dir=tmp_path / "logs", export=export)
     lines = CSVLogger(tmp_path / "csv")
     options = {"accumulate_grad_batches": 2, "log_every_n_steps": 10}
     trainer = trainer_with([profiler], tmp_path, max_steps=steps, logger=lines, **options)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from failing import GivesUp
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
 from scripts import SUPPORT
-from warm import run
+from warm import run_python
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.failures import status_of
@@ -49,7 +49,7 @@ def fit_that_dies(
     callbacks: tuple[Callback, ...] = (),
     **options: Any,
 ) -> tuple[TrainingProfiler, Trainer]:
-    profiler, users = instruments(warmup=1, measure=5, memory=1), SimpleProfiler()
+    profiler, users = make_profiler(warmup=1, measure=5, memory=1), SimpleProfiler()
     trainer = trainer_with([*callbacks, profiler], folder, profiler=users, **options)
     with pytest.raises(expected):
         trainer.fit(module)
@@ -125,7 +125,7 @@ class FailsToValidate(BoringModel):
 
 @pytest.mark.parametrize("where", ["forward", "optimizer", "end of a batch"])
 def test_an_error_in_the_last_planned_step_is_not_swallowed(tmp_path: Path, where: str) -> None:
-    profiler = instruments(warmup=0, measure=4)
+    profiler = make_profiler(warmup=0, measure=4)
     with pytest.raises(KeyError):
         trainer_with([profiler], tmp_path).fit(GivesUp(where, bug, batch=4))
     if where != "end of a batch":  # the step itself was done then
@@ -200,7 +200,7 @@ def test_the_other_verbs(tmp_path: Path, verb: Any) -> None:
 
         validation_step = test_step = predict_step = any_step
 
-    profiler = instruments(warmup=1, measure=5, memory=1, verb=verb)
+    profiler = make_profiler(warmup=1, measure=5, memory=1, verb=verb)
     trainer = trainer_with([profiler], tmp_path)
     with pytest.raises(torch.OutOfMemoryError):
         getattr(trainer, verb)(Fails())
@@ -208,7 +208,7 @@ def test_the_other_verbs(tmp_path: Path, verb: Any) -> None:
 
 
 def test_an_error_while_tracing_keeps_the_measured_steps(tmp_path: Path) -> None:
-    profiler = instruments(warmup=1, measure=2, trace=2)
+    profiler = make_profiler(warmup=1, measure=2, trace=2)
     with pytest.raises(KeyError):
         trainer_with([profiler], tmp_path).fit(GivesUp("backward", bug, batch=5))
     assert profiler.record.time["step"].n == 2
@@ -220,7 +220,7 @@ def test_an_error_while_tracing_keeps_the_measured_steps(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal(tmp_path: Path, name: str) -> None:
-    run(str(SUPPORT / "failing.py"), str(tmp_path), name)  # whose exit code is Lightning's: 0 after SIGTERM
+    run_python(str(SUPPORT / "failing.py"), str(tmp_path), name)  # whose exit code is Lightning's: 0 after SIGTERM
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     assert record.status == "interrupted"

@@ -15,7 +15,7 @@ import own_loops
 import pytest
 import torch
 from known_loop import SimulatedClock
-from own_loops import STEPS, ZOO, loader, trained, wait
+from own_loops import STEPS, ZOO, loader, slow_model_and_optimizer, spend
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, TensorDataset
@@ -107,7 +107,7 @@ def test_a_model_that_acts_before_each_step_does_so_in_the_step(every: int, wait
     """As in reinforcement learning. What comes more seldom is a validation, which is in no step."""
 
     def run_loop() -> None:
-        model, optimizer = trained()
+        model, optimizer = slow_model_and_optimizer()
         for number in range(STEPS):
             if number % every == 0:
                 with torch.no_grad():
@@ -123,7 +123,7 @@ def test_a_call_without_gradients_for_a_loss_is_no_validation(trains_on_result: 
     """As for the temperature in soft actor-critic, which is trained on samples of the policy."""
 
     def run_loop() -> None:
-        model, optimizer = trained()
+        model, optimizer = slow_model_and_optimizer()
         temperature = nn.Parameter(torch.ones(()))
         of_temperature = torch.optim.SGD([temperature], lr=0.1)
         for number in range(3 * STEPS):
@@ -160,13 +160,13 @@ def test_the_search_for_the_modules_of_a_new_optimizer_is_in_no_step(monkeypatch
     search_now = hooked_loop.find_modules
 
     def slow_search(optimizer: Any) -> list[nn.Module]:
-        wait("validation")
+        spend("validation")
         return search_now(optimizer)
 
     def run_loop() -> None:
         batches = iter(loader())
         for _ in range(STEPS // 2):
-            model, optimizer = trained()
+            model, optimizer = slow_model_and_optimizer()
             for batch in islice(batches, 2):
                 model(batch).sum().backward()
                 optimizer.step()
@@ -182,11 +182,11 @@ def test_the_search_for_the_modules_of_a_new_optimizer_is_in_no_step(monkeypatch
 
 
 def run_known_loop(run: ProfiledLoop, is_named: bool, batches_per_step: int, steps: int = 14) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     phase: Callable[[str], Any] = run.phase if is_named else (lambda name: nullcontext())
     for number, batch in zip(range(steps * batches_per_step), run.data(own_loops.Batches()), strict=False):
         with phase("transfer"):
-            wait("transfer")
+            spend("transfer")
         with phase("forward"):
             output = model(batch)
         with phase("backward"):
@@ -223,10 +223,10 @@ def test_all_stages_run() -> None:
     with profile_with(all_stages, [model, optimizer]) as run:
         for batch in run.data(torch.ones(30, 2, 8)):
             loss = model(batch).sum()
-            wait("other")
+            spend("other")
             loss.backward()
             optimizer.step()
-            wait("other")
+            spend("other")
             optimizer.zero_grad()
     record = run.record
     assert (record.status, record.notes) == ("ok", [])
@@ -241,7 +241,7 @@ def test_all_stages_run() -> None:
 
 def usual_loop(run: ProfiledLoop, parts: Any = None, count: int = STEPS, **calls: Callable[[], object]) -> None:
     """Run a usual loop of a model and an optimizer; ``calls`` are made at the places that their names give."""
-    model, optimizer = parts or trained()
+    model, optimizer = parts or slow_model_and_optimizer()
     for _, batch in zip(range(count), run.data(loader()), strict=False):
         loss = model(batch).sum()
         loss.backward()
@@ -257,7 +257,7 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
 def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
     """Another loader of the process may be for validation."""
     gc.collect()  # the unfinished iterators of other tests
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     rows, others = torch.ones(40, 4), torch.ones(40, 4)
     training = DataLoader(TensorDataset(rows), batch_size=2)
     validation = DataLoader(TensorDataset(others), batch_size=4)
@@ -272,7 +272,7 @@ def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
 
 
 def test_the_loader_of_a_loop_in_profile_is_known() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     rows = DataLoader(Subset(TensorDataset(torch.ones(900, 4)), range(800)), batch_size=64)
     with profile_with(options(), [optimizer]) as run:
         for _ in range(2):
@@ -334,7 +334,7 @@ def with_validation_epochs(rows: DataLoader[Any]) -> Iterator[Tensor]:
     ],
 )
 def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restarts: bool) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
     with profile_with(options(), [optimizer]) as run:
         for batch in batches(rows):
@@ -372,7 +372,7 @@ def test_steps_without_a_loader_begin_where_parts_of_the_model_are_called() -> N
 
 @pytest.mark.parametrize("with_gradients", [True, False])
 def test_a_validation_that_records_a_graph_is_known(with_gradients: bool) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     rows = torch.ones(40, 4)
     with profile_with(options(), [optimizer]) as run:
         for batch in run.data(rows.view(20, 2, 4)):
@@ -393,7 +393,7 @@ class LengthDrawsRandomNumbers(BatchSampler):
 
 
 def test_the_length_of_a_loader_is_not_read() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     sampler = LengthDrawsRandomNumbers(SequentialSampler(range(40)), 2, drop_last=False)
     rows = DataLoader(TensorDataset(torch.ones(40, 4)), batch_sampler=sampler)
     state = torch.get_rng_state()
@@ -410,7 +410,7 @@ def test_the_length_of_a_loader_is_not_read() -> None:
 
 @pytest.mark.parametrize("validates", [True, False])
 def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     rows = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
     with profile_with(options(), [optimizer]) as run:
         for _ in range(STEPS // 4 + 1):
@@ -420,14 +420,14 @@ def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -
                 model.eval()
                 with torch.no_grad():
                     model(torch.ones(2, 4))
-                    wait("other")
+                    spend("other")
                 model.train()
     activities = {activity.what for activity in run.record.outside}
     assert ("validation" in activities) == validates
 
 
 def test_models_are_found_by_their_optimizer() -> None:
-    model, optimizer = parts = trained()
+    model, optimizer = parts = slow_model_and_optimizer()
     attributes = vars(model).keys() | vars(optimizer).keys()
     hooks = hooks_of(model)
     amid: list[bool] = []
@@ -534,7 +534,7 @@ def test_a_phase_that_is_never_closed_is_closed_with_the_step(capsys: pytest.Cap
 
 
 def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
-    with profile_with(options(), trained()) as run, profile_with(options()) as other:
+    with profile_with(options(), slow_model_and_optimizer()) as run, profile_with(options()) as other:
         usual_loop(ProfiledLoop(lambda: None))
         with other.phase("forward"):
             assert [*other.data([1, 2])] == [1, 2]
@@ -544,7 +544,7 @@ def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_loop_within_a_loop_is_one_loop(is_named: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = trained()
+    parts = slow_model_and_optimizer()
     with profile_with(options(), parts if is_named else []) as run:
         within = SimpleNamespace(data=lambda batches: run.data(run.data(batches)))
         usual_loop(within, parts)  # type: ignore[arg-type]
@@ -581,7 +581,7 @@ def two_loaders(step: Callable[[Tensor], None]) -> None:
 def test_a_loop_within_a_step_is_reported(
     run_loop: Callable[[Callable[[Tensor], None]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     steps = iter(range(20))
 
     def step(batch: Tensor) -> None:
@@ -599,7 +599,7 @@ def test_a_loop_without_a_step_is_reported(capsys: pytest.CaptureFixture[str]) -
     with profile_with(options()) as run:
         pass
     assert (run.record, len(reported_lines(capsys))) == (None, 1)
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     with profile_with(options(), [model, optimizer]) as run:
         for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
             model(batch).sum().backward()
@@ -608,13 +608,13 @@ def test_a_loop_without_a_step_is_reported(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_passes_outside_of_all_steps_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    with profile_with(options(), trained()) as run:
+    with profile_with(options(), slow_model_and_optimizer()) as run:
         thread = threading.Thread(target=ZOO["usual"].run)
         thread.start()
         thread.join()
     assert run.record.status == "failed"
     assert any("another thread" in line for line in reported_lines(capsys))
-    parts = trained()
+    parts = slow_model_and_optimizer()
     with profile_with(options(), parts) as run:
         torch.ones(1, requires_grad=True).sum().backward()
         usual_loop(run, parts)
@@ -637,7 +637,7 @@ def test_a_loop_that_failed_is_recorded_so() -> None:
 
 
 def test_the_stage_in_which_a_loop_ended_is_noted() -> None:
-    parts = trained()
+    parts = slow_model_and_optimizer()
     with profile_with(options(), parts) as run:
         usual_loop(run, parts, count=6)
     assert (run.record.status, run.record.steps["measure"]) == ("ok", 4)
@@ -727,7 +727,7 @@ def test_flops_of_a_compiled_model_are_those_of_the_plain_one() -> None:
     batches_per_step = 2
     with profile_with(options(memory_steps=1), [plain, optimizer]) as run:
         for number, batch in enumerate(run.data(torch.ones(60, 3, 8))):
-            wait("other")
+            spend("other")
             model(batch, scale=0.5)["loss"].backward()
             if number % batches_per_step == 1:
                 optimizer.step()
@@ -747,7 +747,7 @@ def test_flops_of_several_compiled_models_are_unknown() -> None:
     optimizer = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()], lr=1e-3)
     with profile_with(options(memory_steps=1), [*parts, optimizer]) as run:
         for batch in run.data(torch.ones(30, 2, 3)):
-            wait("other")
+            spend("other")
             model[1](model[0](batch)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from scripts import SUPPORT
-from warm import run
+from warm import run_python
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     # Torch's flight recorder holds fewer calls than are made, so that its ring comes round.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"}
     program, folder = str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))
-    done = run(program, folder, environment=environment)
+    done = run_python(program, folder, environment=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -31,7 +31,7 @@ class CountingProbe:
         return 0
 
 
-class Drawn:
+class RecordingProgress:
     """Remembers the progress that is reported to it."""
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Drawn:
         self.cleared += 1
 
 
-def loop(folder: Path, stages: dict[str, int], **device: Any) -> tuple[Loop, FakeStream]:
+def loop_with_device(folder: Path, stages: dict[str, int], **device: Any) -> tuple[Loop, FakeStream]:
     clock = Clock()
     stream = FakeStream(clock, **device)
     options = StageOptions(measure_steps=40)
-    return Loop(folder, options, int, stages, clock, stream, CountingProbe(), Drawn()), stream
+    return Loop(folder, options, int, stages, clock, stream, CountingProbe(), RecordingProgress()), stream
 
 
 def test_rows_hold_both_clocks_in_order(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3}, slowness=3, late_ms=25)
+    run, _ = loop_with_device(tmp_path, {"warmup": 2, "measure": 3}, slowness=3, late_ms=25)
     run.run(5)
     rows = run.finish().rows
     stages = [(1, "warmup"), (2, "warmup"), (3, "measure"), (4, "measure"), (5, "measure")]
@@ -71,7 +71,7 @@ def test_rows_hold_both_clocks_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 3, 25, 1000])
 def test_the_device_is_waited_for_once_when_the_measuring_ends(tmp_path: Path, late_ms: float) -> None:
-    run, stream = loop(tmp_path, {"warmup": 10, "measure": 30, "memory": 1}, late_ms=late_ms)
+    run, stream = loop_with_device(tmp_path, {"warmup": 10, "measure": 30, "memory": 1}, late_ms=late_ms)
     run.run(39)
     assert stream.waits == 0
     run.run(1)
@@ -84,7 +84,7 @@ def test_the_device_is_waited_for_once_when_the_measuring_ends(tmp_path: Path, l
 
 
 def test_a_long_run_makes_a_bounded_number_of_events(tmp_path: Path) -> None:
-    run, stream = loop(tmp_path, {"warmup": 0, "measure": 1000}, late_ms=25)  # two steps and a half
+    run, stream = loop_with_device(tmp_path, {"warmup": 0, "measure": 1000}, late_ms=25)  # two steps and a half
     run.run(1000)
     marks_a_step = 3
     assert stream.made <= 8 * marks_a_step
@@ -93,7 +93,7 @@ def test_a_long_run_makes_a_bounded_number_of_events(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_device_that_died_have_host_times(tmp_path: Path) -> None:
-    run, stream = loop(tmp_path, {"measure": 20}, late_ms=25)
+    run, stream = loop_with_device(tmp_path, {"measure": 20}, late_ms=25)
     run.run(10)
     stream.dead = True
     rows = run.finish().rows
@@ -105,7 +105,7 @@ def test_steps_of_a_device_that_died_have_host_times(tmp_path: Path) -> None:
 
 
 def test_peaks_are_reset_with_each_stage(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3, "memory": 2, "trace": 0})
+    run, _ = loop_with_device(tmp_path, {"warmup": 2, "measure": 3, "memory": 2, "trace": 0})
     run.run(5)
     assert run.session.instruments.memory.probe.resets == 3
     run.run(1)
@@ -121,7 +121,7 @@ def test_peaks_are_reset_with_each_stage(tmp_path: Path) -> None:
 
 
 def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"measure": 3})
+    run, _ = loop_with_device(tmp_path, {"measure": 3})
     for batch in ({"input_ids": torch.zeros(5)}, "words", {"input_ids": torch.zeros(7)}):
         run.session.counts.add(batch)
         run.run(1)
@@ -129,7 +129,7 @@ def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) ->
 
 
 def test_progress_is_drawn_once_a_second(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 1, "measure": 4})
+    run, _ = loop_with_device(tmp_path, {"warmup": 1, "measure": 4})
     run.run(2)
     run.clock.pass_ms(1000)
     run.run(1)
@@ -139,12 +139,15 @@ def test_progress_is_drawn_once_a_second(tmp_path: Path) -> None:
 
 
 def test_short_steps_share_a_reading(tmp_path: Path) -> None:
-    """The first step of a stage is read, then one at least 5 ms after the last reading, and the stage's last."""
+    """The first step of a stage is read, then one at least 5 ms after the last reading, and the stage's last.
+
+    Three steps of 1 ms are the warm-up. Of the measured ones, 4 to 11 take 2 ms, 12 takes 30, 13 to 20 take 1.
+    """
     run = Loop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17))
     for ms in (1, 1, 1, *[2] * 8, 30, *[1] * 8):
         run.step(ms)
-    read = [step for step, *_ in run.session.instruments.counters.reader.raw]
-    assert read == [0, 4, 7, 10, 12, 17, 20]
-    peaks = [row.memory for row in run.session.measured().rows]
-    assert all(peak[2] for peak in peaks)  # resident: of the last reading, where a step has none of its own
-    assert len(peaks) == 20
+    steps_read = [step for step, *_ in run.session.instruments.counters.reader.raw]
+    assert steps_read == [0, 4, 7, 10, 12, 17, 20]
+    resident_peaks = [resident for _, _, resident in (row.memory for row in run.session.measured().rows)]
+    assert all(resident_peaks)  # of the last reading, where a step has none of its own
+    assert len(resident_peaks) == 20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -57,7 +57,7 @@ class Slow(LightningModule):
 
 
 def fitted(folder: Path, module: LightningModule, data: Dataset[Tensor] | None = None, workers: int = 0) -> RunRecord:
-    profiler = instruments(WARMUP, MEASURED)
+    profiler = make_profiler(WARMUP, MEASURED)
     trainer_with([profiler], folder).fit(module, DataLoader(data or Rows(), num_workers=workers))
     return profiler.record
 

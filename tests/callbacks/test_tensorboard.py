@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from known_loop import TOKENS_IN_A_BATCH, instruments, trainer_with
+from known_loop import TOKENS_IN_A_BATCH, make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -27,7 +27,7 @@ class Tokens(BoringModel):
 
 
 def fit(folder: Path, logger: object) -> TrainingProfiler:
-    profiler = instruments(warmup=2, measure=5, memory=1, trace=1, peak_flops_per_s=PEAK_FLOPS_PER_S)
+    profiler = make_profiler(warmup=2, measure=5, memory=1, trace=1, peak_flops_per_s=PEAK_FLOPS_PER_S)
     trainer_with([profiler], folder, logger=logger, log_every_n_steps=1).fit(Tokens())
     return profiler
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks import StageOptions, WatchOptions
@@ -95,13 +95,13 @@ def test_steps_of_a_fit(limits: dict[str, Any], expected: float) -> None:
 
 def test_a_real_fit_of_one_epoch_comes_to_all_stages(tmp_path: Path) -> None:
     """BoringModel has 64 batches: measured are 64 - 2 - 4 - 1 - 3 = 54, in far less than 10 s."""
-    profiler = instruments(warmup=2, measure=None, memory=1, trace=2, stop_when_done=False, actions=3)
+    profiler = make_profiler(warmup=2, measure=None, memory=1, trace=2, stop_when_done=False, actions=3)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1)
     trainer.fit(BoringModel())
     assert profiler.record.status == "ok"
     assert profiler.record.steps == {"warmup": 2, "measure": 54, "actions": 4, "memory": 1, "trace": 3}
     assert profiler.record.steps_planned["measure"] == 40
     assert trainer.global_step == 64
-    watched = instruments(warmup=2, measure=None, actions=3, watch=WatchOptions())
+    watched = make_profiler(warmup=2, measure=None, actions=3, watch=WatchOptions())
     trainer_with([watched], tmp_path, max_epochs=1).fit(BoringModel())
     assert watched.record.steps["measure"] == 40  # the rest is watched

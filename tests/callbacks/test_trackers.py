@@ -13,7 +13,7 @@ import torch
 import wandb
 import yaml
 from faults import Tiny
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from stored_texts import assert_stored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -36,36 +36,48 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def fit_with_tracker(folder: Path, *loggers: Logger, trace_steps: int = 0) -> TrainingProfiler:
-    profiler = instruments(warmup=1, measure=4, trace=trace_steps, log_dir=folder, export=ExportOptions(trackers=True))
+    profiler = make_profiler(
+        warmup=1, measure=4, trace=trace_steps, log_dir=folder, export=ExportOptions(trackers=True)
+    )
     trainer = trainer_with([profiler], folder, max_steps=8, log_every_n_steps=1, logger=[*loggers])
     trainer.fit(Tiny(), DataLoader(torch.rand(64, 4), batch_size=4))
     return profiler
 
 
-def test_each_logger_gets_the_main_figures(tmp_path: Path) -> None:
-    board, lines = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "csv")
-    record = fit_with_tracker(tmp_path / "logs", board, lines).record
+def test_a_tracker_gets_the_main_figures(tmp_path: Path) -> None:
+    """Those that tables have, at most twelve."""
+    lines = CSVLogger(tmp_path / "csv")
+    record = fit_with_tracker(tmp_path / "logs", lines).record
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         [row] = [row for row in csv.DictReader(file) if row.get("lm_profiler/step_s")]
     assert float(row["lm_profiler/step_s"]) == pytest.approx(record.time["step"].mean, rel=1e-6)
-    ours = {name for name in row if name.startswith("lm_profiler/")}
-    usual = [name for name, quantity in QUANTITIES.items() if quantity.place <= Place.TABLE]
-    assert ours == set(figures(record)) <= {f"lm_profiler/{name}" for name in usual}
-    assert len(ours) <= 12
-    assert {"lm_profiler/step_s", "lm_profiler/forward_s"} <= ours
-    every = figures(record, "all")
-    assert len(every) > 100
-    assert ours <= set(every)
-    assert [name for name in every if not re.fullmatch(r"[a-zA-Z0-9_/. -]+", name)] == []  # MLflow's rule
+    logged = {name for name in row if name.startswith("lm_profiler/")}
+    of_tables = {f"lm_profiler/{name}" for name, quantity in QUANTITIES.items() if quantity.place <= Place.TABLE}
+    assert logged == set(figures(record)) <= of_tables
+    assert {"lm_profiler/step_s", "lm_profiler/forward_s"} <= logged
+    assert len(logged) <= 12
+
+    all_figures = figures(record, "all")
+    assert len(all_figures) > 100
+    assert logged <= set(all_figures)
+    allowed_by_mlflow = re.compile(r"[a-zA-Z0-9_/. -]+")
+    assert [name for name in all_figures if not allowed_by_mlflow.fullmatch(name)] == []
+
     parameters = yaml.safe_load(Path(lines.log_dir, "hparams.yaml").read_text(encoding="utf-8"))
-    assert parameters["lm_profiler/parameters"] == sum(p.numel() for p in Tiny().parameters())
+    assert parameters["lm_profiler/parameters"] == sum(parameter.numel() for parameter in Tiny().parameters())
     assert parameters["lm_profiler/accumulate_grad_batches"] == 1
+
+
+def test_tensorboard_gets_the_main_figures_as_scalars(tmp_path: Path) -> None:
+    board = TensorBoardLogger(tmp_path / "board")
+    record = fit_with_tracker(tmp_path / "logs", board).record
     events = EventAccumulator(board.log_dir)
     events.Reload()
     [scalar] = events.Scalars("lm_profiler/step_s")
     assert scalar.value == pytest.approx(record.time["step"].mean, rel=1e-6)
-    assert ours <= set(events.Tags()["scalars"])
-    assert "hp_metric" not in events.Tags()["scalars"]
+    tags = set(events.Tags()["scalars"])
+    assert set(figures(record)) <= tags
+    assert "hp_metric" not in tags
 
 
 class Failing(CSVLogger):
@@ -100,7 +112,7 @@ def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.Monk
     steps, watch = 150, WatchOptions(traces=False)
     lines = CSVLogger(tmp_path / "csv")
     export = ExportOptions(trackers=True)
-    profiler = instruments(warmup=1, measure=4, log_dir=tmp_path / "logs", export=export, watch=watch)
+    profiler = make_profiler(warmup=1, measure=4, log_dir=tmp_path / "logs", export=export, watch=watch)
     data = DataLoader(torch.rand(steps, 4), batch_size=1)
     trainer_with([profiler], tmp_path, max_steps=steps, logger=lines).fit(Tiny(), data)
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:

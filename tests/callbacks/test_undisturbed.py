@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from faults import Manual, Tiny, assert_same_weights, breaks, fault, places, profiler, train
+from faults import Manual, Tiny, assert_same_weights, called_places, fault_at, fault_in, short_profiler, train_tiny
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PyTorchProfiler
@@ -37,9 +37,9 @@ def second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_trace_of_the_user_survives(tmp_path: Path) -> None:
     """Sessions that begin and end amid ours: test_tracer.py."""
-    callback = profiler()
+    callback = short_profiler()
     users = PyTorchProfiler(dirpath=tmp_path, filename="users", schedule=None, export_to_chrome=False)
-    train(tmp_path, [callback], profiler=users)
+    train_tiny(tmp_path, [callback], profiler=users)
     assert sum(event.name == "aten::addmm" for event in users.function_events or []) >= 2 * 7
     assert callback.record.time["step"].n == 3
     assert "trace left" in "; ".join(callback.record.notes)
@@ -47,7 +47,7 @@ def test_a_trace_of_the_user_survives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("goes", ["by an exit", "on to the end"])
 def test_a_forked_copy_of_the_training_changes_nothing(tmp_path: Path, goes: str) -> None:
-    own, callback, states = os.getpid(), profiler(), []
+    own, callback, states = os.getpid(), short_profiler(), []
 
     def forks() -> None:
         if copied := os.fork():
@@ -57,7 +57,7 @@ def test_a_forked_copy_of_the_training_changes_nothing(tmp_path: Path, goes: str
             raise SystemExit
 
     try:
-        train(tmp_path, [callback], lambda: Tiny({3: forks}))
+        train_tiny(tmp_path, [callback], lambda: Tiny({3: forks}))
     finally:
         if os.getpid() != own:
             os._exit(0)
@@ -92,11 +92,11 @@ class Copies(Callback):
 
 @pytest.mark.parametrize("make", [Tiny, Manual])
 def test_callbacks_can_be_pickled_at_any_time(tmp_path: Path, make: Callable[[], Tiny]) -> None:
-    callback, copies = profiler(), Copies()
-    module = train(tmp_path, [copies, callback], make)
+    callback, copies = short_profiler(), Copies()
+    module = train_tiny(tmp_path, [copies, callback], make)
     assert copies.done == module.steps
     assert callback.record.status == "ok"
-    assert_same_weights(module, train(tmp_path / "plain", [], make, max_steps=module.steps))
+    assert_same_weights(module, train_tiny(tmp_path / "plain", [], make, max_steps=module.steps))
 
 
 def spoiling_callback(callback: TrainingProfiler, spoil: Callable[[Path], None]) -> Callback:
@@ -121,13 +121,13 @@ def test_a_folder_that_goes_away_or_cannot_be_made_has_a_second_place(
     if spoil is None:
         for name in ("lm_profiler", "logs"):
             (tmp_path / name).write_text("a file of this name")
-    callback = profiler()
-    module = train(tmp_path, [*([spoiling_callback(callback, spoil)] if spoil else []), callback])
+    callback = short_profiler()
+    module = train_tiny(tmp_path, [*([spoiling_callback(callback, spoil)] if spoil else []), callback])
     assert callback.folder.is_relative_to(second_place)
     assert str(callback.folder) in capsys.readouterr().err
     assert read_run(callback.folder) == callback.record
     assert len(read_steps(callback.folder / "steps.csv")) == 9
-    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+    assert_same_weights(module, train_tiny(tmp_path / "plain", [], max_steps=module.steps))
 
 
 class Refuses(io.StringIO):
@@ -157,38 +157,45 @@ def test_training_survives_broken_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_stream: Callable[[], Any]
 ) -> None:
     out, err = make_stream(), make_stream()
-    with monkeypatch.context() as context, breaks(MemoryReader.end):  # so that there is a message to print
+    with monkeypatch.context() as context, fault_in(MemoryReader.end):  # so that there is a message to print
         context.setattr(sys, "stdout", out)
         context.setattr(sys, "stderr", err)
-        callback = profiler()
-        module = train(tmp_path, [callback])
+        callback = short_profiler()
+        module = train_tiny(tmp_path, [callback])
     for stream in (out, err):
         if stream is not None and not stream.closed:
             stream.flush()  # raises if something of ours waits in it
             stream.close()
-    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+    assert_same_weights(module, train_tiny(tmp_path / "plain", [], max_steps=module.steps))
     assert callback.record.status == "ok"
 
 
 def test_ctrl_c_at_the_end_of_a_run_loses_no_step(tmp_path: Path) -> None:
-    calls = list(places(lambda: train(tmp_path / "calls", [profiler()])))
-    untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)]))  # takes half as long
-    first = [code.co_qualname if sys.version_info >= (3, 11) else code.co_name for code, _ in calls]
-    ends = next(n for n, name in enumerate(first) if name.endswith("finish"))
+    """Ctrl-C in each of the calls around the beginning of the end, and in every 56th of those that follow.
+
+    A training takes half as long without a trace: it has one only if the call needs it.
+    """
+    calls = list(called_places(lambda: train_tiny(tmp_path / "calls", [short_profiler()])))
+    called_without_trace = called_places(lambda: train_tiny(tmp_path / "untraced", [short_profiler(trace_steps=0)]))
+    names = [code.co_qualname if sys.version_info >= (3, 11) else code.co_name for code, _ in calls]
+    finish = next(number for number, name in enumerate(names) if name.endswith("finish"))
+    before_finish, after_finish = calls[finish - 6 : finish], calls[finish : finish + 12] + calls[finish + 12 :: 56]
     lost = []
-    for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 56]]):
+    for number, place in enumerate([*before_finish, *after_finish]):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        callback = profiler(trace_steps=0 if place in untraced else 1)
-        ended = False
-        with fault(place, KeyboardInterrupt()) as raised:
+        callback = short_profiler(trace_steps=0 if place in called_without_trace else 1)
+        is_ended_by_lightning = False
+        with fault_at(place, KeyboardInterrupt()) as raised:
             try:
-                train(tmp_path / str(number), [callback])
-            except SystemExit:  # Lightning's
-                ended = True
-        assert ended == bool(raised)  # what a verdict asks for depends on the times: not every run comes there
+                train_tiny(tmp_path / str(number), [callback])
+            except SystemExit:
+                is_ended_by_lightning = True
+        # What a verdict asks for depends on the times: not every run comes to each call.
+        assert is_ended_by_lightning == bool(raised)
         record = read_run(callback.folder)
         rows = read_steps(callback.folder / "steps.csv")
-        if record.status not in ("ok", "interrupted") or len(rows) < (5 if number < 6 else 7) or not record.time:
+        fewest_rows = 5 if number < len(before_finish) else 7
+        if record.status not in ("ok", "interrupted") or len(rows) < fewest_rows or not record.time:
             lost.append(f"{raised}: {record.status}, {len(rows)} steps")
     assert not lost
 
@@ -198,16 +205,20 @@ class Unreadable(Exception):
         raise LookupError("no message")
 
 
-def test_an_error_without_a_message_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    callback = profiler()
+def test_an_error_without_a_message_is_recorded(tmp_path: Path):
+    """It is raised in the fourth step."""
+    callback = short_profiler()
     with pytest.raises(Unreadable):
-        train(tmp_path, [callback], lambda: Tiny({3: Mock(side_effect=Unreadable())}))
+        train_tiny(tmp_path, [callback], lambda: Tiny({3: Mock(side_effect=Unreadable())}))
     failure = read_run(callback.folder).failure
     assert (failure.type, failure.phase, failure.step) == ("Unreadable", "forward", 4)
     assert "LookupError" in failure.message
+
+
+def test_control_characters_of_an_error_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     colours = ValueError("\x1b[31mred\x9b2J")
     with pytest.raises(ValueError, match="red"):
-        train(tmp_path, [profiler()], lambda: Tiny({3: Mock(side_effect=colours)}))
+        train_tiny(tmp_path, [short_profiler()], lambda: Tiny({3: Mock(side_effect=colours)}))
     printed = "".join(capsys.readouterr())
     assert r"\x1b[31mred\x9b2J" in printed
     assert not {"\x1b", "\x9b"} & set(printed)

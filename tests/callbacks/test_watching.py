@@ -10,15 +10,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from faults import Manual, Tiny, assert_same_weights, fault, places, train
-from known_loop import instruments, trainer_with
+from faults import Manual, Tiny, assert_same_weights, called_places, fault_at, train_tiny
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from raised import refusal
 from scripts import SUPPORT
 from stored_texts import assert_stored
 from torch.utils.data import DataLoader
-from warm import end, run, start
+from warm import exit_code_of, run_python, start_python
 
 from lm_profiler.callbacks import TrainingProfiler, watching
 from lm_profiler.cli.main import main
@@ -44,7 +44,7 @@ STEPS = 60
 
 
 def watcher(measure_steps: int = 3) -> TrainingProfiler:
-    return instruments(warmup=1, measure=measure_steps, watch=True)
+    return make_profiler(warmup=1, measure=measure_steps, watch=True)
 
 
 def run_folder() -> Path:
@@ -67,7 +67,7 @@ def test_compilation_is_a_term_of_its_own() -> None:
     class Compiled(Tiny):
         def __init__(self) -> None:
             super().__init__()
-            self.squares = torch.compile(lambda of: of.square().mean(), backend="eager")
+            self.squares = torch.compile(lambda batch: batch.square().mean(), backend="eager")
 
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
             self.squares(batch[: 2 if self.steps < 20 else 1])  # compiled once more
@@ -75,7 +75,7 @@ def test_compilation_is_a_term_of_its_own() -> None:
 
     module = Compiled()
     began_s, began = time.time(), time.perf_counter()
-    train(Path(), [watcher()], lambda: module, max_steps=STEPS)
+    train_tiny(Path(), [watcher()], lambda: module, max_steps=STEPS)
     status = status_between(began_s, time.perf_counter() - began)
     first, again = (compilation.ended_s - compilation.began_s for compilation in disjoint(compilations(began_s) or ()))
     assert status.ledger["compiling"] == pytest.approx(first + again, rel=0.01)
@@ -83,7 +83,7 @@ def test_compilation_is_a_term_of_its_own() -> None:
 
 
 def test_files_of_a_plain_run() -> None:
-    train(Path(), [watcher()], max_steps=STEPS)
+    train_tiny(Path(), [watcher()], max_steps=STEPS)
     status = read_status(run_folder())
     assert status.steps == STEPS
     assert status.goodput == pytest.approx(
@@ -107,7 +107,7 @@ def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.Mo
         return left
 
     monkeypatch.setattr(watching.Watching, "_step_ended", sleeping)
-    train(Path(), [watcher()], max_steps=STEPS)
+    train_tiny(Path(), [watcher()], max_steps=STEPS)
     assert 0.095 <= read_status(run_folder()).ledger["unexplained"] <= 0.14
 
 
@@ -124,7 +124,7 @@ class Loaded(Tiny):
 
 @pytest.mark.parametrize("stages", [4, 30])  # steps: an epoch has thirty
 def test_the_first_watched_step_has_its_batch(stages: int) -> None:
-    train(Path(), [watcher(stages - 1)], Loaded, max_steps=40)
+    train_tiny(Path(), [watcher(stages - 1)], Loaded, max_steps=40)
     rows = read_last_steps(run_folder())
     assert rows["step"].tolist() == list(range(stages + 1, 41))
     data_s = rows["seconds"][:, TIMED.index("data")]
@@ -134,22 +134,26 @@ def test_the_first_watched_step_has_its_batch(stages: int) -> None:
 
 def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
     allocates = {30: lambda: torch.ones(2**26)}  # 256 MiB, of which nothing is held at the step's end
-    train(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
+    train_tiny(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
     window = read_windows(run_folder())[-1]
     assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
 
 
 def test_a_resumed_training_counts_the_steps_that_it_repeats(tmp_path: Path) -> None:
-    def fit(module: Tiny, steps: int, **options: Any) -> WatchStatus:
+    """It crashed after 37 steps, and goes on from the checkpoint of step 20 until step 60."""
+
+    def fit(module: Tiny, **options: Any) -> WatchStatus:
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=20, save_top_k=-1)
-        trainer_with([saving, watcher()], tmp_path, max_steps=steps, enable_checkpointing=True).fit(module, **options)
+        trainer_with([saving, watcher()], tmp_path, max_steps=60, enable_checkpointing=True).fit(module, **options)
         return read_status(run_folder())
 
     warnings.simplefilter("ignore")  # of the folder, which has a checkpoint by then
     with pytest.raises(RuntimeError, match="crashed"):
-        fit(Tiny({37: Mock(side_effect=RuntimeError("crashed"))}), STEPS)
-    status = fit(Tiny(), STEPS, ckpt_path=tmp_path / "step=20.ckpt")
-    assert (status.resumed_at, status.steps, status.global_step, status.repeated) == (20, 40, 60, 17)
+        fit(Tiny({37: Mock(side_effect=RuntimeError("crashed"))}))
+    status = fit(Tiny(), ckpt_path=tmp_path / "step=20.ckpt")
+    assert status.resumed_at == 20
+    assert (status.steps, status.global_step) == (60 - 20, 60)
+    assert status.repeated == 37 - 20
     assert "checkpoints" in status.ledger
 
 
@@ -165,8 +169,8 @@ class Asking(Callback):
 
 @pytest.mark.parametrize("make", [Tiny, Manual])
 def test_watching_and_tracing_leave_the_weights_unchanged(make: type[Tiny]) -> None:
-    plain = train(Path(), [], make, max_steps=STEPS)
-    module = train(Path(), [Asking(), watcher()], make, max_steps=STEPS)
+    plain = train_tiny(Path(), [], make, max_steps=STEPS)
+    module = train_tiny(Path(), [Asking(), watcher()], make, max_steps=STEPS)
     assert_same_weights(plain, module)
     (_trace,) = (run_folder() / "trace").glob("rank0.step*.kernels.json")
     assert not request_file(run_folder(), 0).exists()
@@ -187,7 +191,7 @@ class StallingWhileTraced(Asking):
 
 def test_a_stall_in_a_step_that_the_watch_traces_is_reported() -> None:
     callback = StallingWhileTraced()
-    train(Path(), [callback, watcher()], max_steps=STEPS)
+    train_tiny(Path(), [callback, watcher()], max_steps=STEPS)
     slow = [event for event in read_events(run_folder()) if event.kind == "slow step" and event.now > 0.9]
     assert [(event.step, event.cause) for event in slow] == [(callback.stalled_step, "callback: StallingWhileTraced")]
 
@@ -212,41 +216,45 @@ class Harming(Callback):
 
 @pytest.mark.parametrize("how", ["folder", "files"])
 def test_unwritable_files_do_not_disturb_training(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = train(Path(), [], max_steps=STEPS)
-    assert_same_weights(plain, train(Path(), [Harming(how), watcher()], max_steps=STEPS))
+    plain = train_tiny(Path(), [], max_steps=STEPS)
+    assert_same_weights(plain, train_tiny(Path(), [Harming(how), watcher()], max_steps=STEPS))
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
-    steps = 20  # one or two hand-overs
-    plain = train(Path(), [], max_steps=steps)
-    seen = places(lambda: train(Path(), [watcher()], max_steps=steps))
-    ours = [place for place in seen if "callbacks/watch" in place[0].co_filename]
-    assert len(ours) >= 10
-    for place in ours[::3]:
-        if place[0].co_name == "checked":
+    """In every third of those that a training of one or two hand-overs calls."""
+    steps = 20
+    plain = train_tiny(Path(), [], max_steps=steps)
+    calls = called_places(lambda: train_tiny(Path(), [watcher()], max_steps=steps))
+    of_the_watch = [place for place in calls if "callbacks/watch" in place[0].co_filename]
+    assert len(of_the_watch) >= 10
+    for place in of_the_watch[::3]:
+        code, _ = place
+        if code.co_name == "checked":
             continue
-        callback = watcher()
-        with fault(place, RuntimeError("planted"), time=min(seen[place], 3)):
-            module = train(Path(), [callback], max_steps=steps)
+        with fault_at(place, RuntimeError("planted"), time=min(calls[place], 3)):
+            module = train_tiny(Path(), [watcher()], max_steps=steps)
         assert module.steps == steps, place
         assert_same_weights(plain, module)
 
 
 def test_a_killed_training_loses_a_second_of_its_rows_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    process = start(str(SUPPORT / "watched_killed.py"), str(tmp_path), out=tmp_path / "out")
+    process = start_python(str(SUPPORT / "watched_killed.py"), str(tmp_path), out=tmp_path / "out")
     deadline = time.monotonic() + 60.0
-    while not (runs := list(tmp_path.glob("*/version_0"))) or len(read_last_steps(runs[0])) < 300:
+    runs: list[Path] = []
+    while not runs or len(read_last_steps(runs[0])) < 300:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+        runs = list(tmp_path.glob("*/version_0"))
+    (run,) = runs
     killed_ns = time.perf_counter_ns()
     process.kill()
-    assert end(process) == -signal.SIGKILL
-    last = read_last_steps(runs[0])[-1]
+    assert exit_code_of(process) == -signal.SIGKILL
+    last = read_last_steps(run)[-1]
     assert killed_ns - last["begin_ns"] <= 1.5e9  # a second, and what a busy machine takes to write
-    assert last["step"] - read_status(runs[0]).steps <= 500  # of two hand-overs, in steps of 4 ms
+    assert last["step"] - read_status(run).steps <= 500  # of two hand-overs, in steps of 4 ms
     for verb in ("watch", "trace"):
-        assert main([verb, str(runs[0])]) == WRONG_CALL
+        assert main([verb, str(run)]) == WRONG_CALL
         assert "was killed" in capsys.readouterr().err
 
 
@@ -254,7 +262,7 @@ def test_a_killed_training_loses_a_second_of_its_rows_at_most(tmp_path: Path, ca
 def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
     began_s, began = time.time(), time.perf_counter()
     with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
-        train(Path(), [watcher()], lambda: Tiny({30: Mock(side_effect=error)}), max_steps=STEPS)
+        train_tiny(Path(), [watcher()], lambda: Tiny({30: Mock(side_effect=error)}), max_steps=STEPS)
     status = status_between(began_s, time.perf_counter() - began)
     assert (status.steps, status.error) == (30, type(error).__name__)
     assert f"failed with {type(error).__name__}" in watch_tables(run_folder())[0].above[0]
@@ -279,15 +287,17 @@ def test_wrong_options_of_a_profiler_are_refused() -> None:
 
 
 def test_a_run_may_be_watched_without_measuring() -> None:
-    train(Path(), [watcher(measure_steps=0)], max_steps=STEPS)
+    train_tiny(Path(), [watcher(measure_steps=0)], max_steps=STEPS)
     assert read_status(run_folder()).steps == STEPS
     for warmup, watch in ((1, False), (0, True)):
         with pytest.raises(UsageError, match="measure_steps"):
-            instruments(warmup, measure=0, watch=watch)
+            make_profiler(warmup, measure=0, watch=watch)
 
 
 def test_a_late_rank_of_two_is_reported(tmp_path: Path) -> None:
-    done = run(str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = run_python(
+        str(SUPPORT / "watched_ranks.py"), str(tmp_path), environment={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     (left,) = tmp_path.glob("*/version_0")
     status = read_status(left)
@@ -302,5 +312,5 @@ def test_a_late_rank_of_two_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ends_within_its_stages_is_not_watched() -> None:
-    train(Path(), [watcher()], max_steps=2)
+    train_tiny(Path(), [watcher()], max_steps=2)
     assert not (run_folder() / STATUS).exists()

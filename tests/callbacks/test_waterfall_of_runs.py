@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 import warm
-from faults import breaks
-from known_loop import instruments, trainer_with
+from faults import fault_in
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -42,7 +42,7 @@ class Sleeper(LightningModule):
 
 def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     """Rates are given: a busy machine's own would be unknown."""
-    profiler = instruments(warmup=1, measure=5, memory=1, trace=2)
+    profiler = make_profiler(warmup=1, measure=5, memory=1, trace=2)
     with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
@@ -85,7 +85,7 @@ class Validates(Sleeper):
 
 
 def test_work_of_a_validation_between_traced_steps_is_left_out(tmp_path: Path) -> None:
-    profiler = instruments(warmup=1, measure=5, memory=1, trace=2)
+    profiler = make_profiler(warmup=1, measure=5, memory=1, trace=2)
     with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e10):
         trainer_with([profiler], tmp_path, val_check_interval=1, limit_val_batches=4).fit(Validates())
     record = read_run(profiler.folder)
@@ -110,7 +110,7 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:
             super().__init__("ts")
             looks_for_cycles.append(gc.isenabled())
 
-    with breaks(broken_down, Broken):
+    with fault_in(broken_down, Broken):
         record = run(Sleeper(), tmp_path)
     assert (record.status, record.waterfall) == ("ok", None)
     assert record.verdict is not None

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.launches import SMALL, TOY, WAYS, Started
 from raised import refusal
 from stored_texts import assert_stored
-from warm import end, start
+from warm import exit_code_of, start_python
 
 from lm_profiler.cli import run_context
 from lm_profiler.cli.call import Call
@@ -125,7 +125,7 @@ def launched(started: Started, out: Path, *options: str) -> ForkServerProcess:
     program = ["-m", "lm_profiler", "fit", *SMALL, *started.options, *options]
     torchrun = ["-m", "torch.distributed.run", *started.launcher] if started.launcher else []
     variables = os.environ | {name: str(value) for name, value in started.variables.items()}
-    return start(*torchrun, *program, out=out, environment=variables)
+    return start_python(*torchrun, *program, out=out, environment=variables)
 
 
 def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> None:
@@ -136,7 +136,7 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
     files = [here / "node0.txt", here / "node1.txt"]
     ways = WAYS["torchrun on 2 nodes"](port)
     nodes = [launched(replace(started, options=options), out) for started, out in zip(ways, files, strict=True)]
-    codes = [end(node) for node in nodes]
+    codes = [exit_code_of(node) for node in nodes]
     outputs = [out.read_text() for out in files]
     assert codes == [0, 0], outputs
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
@@ -148,7 +148,7 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
 def test_a_forked_rank_that_fails_leaves_no_process(here: Path) -> None:
     two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "output.txt"
     fork = launched(two, out, "--model.at=step", "--model.rank=1")
-    assert end(fork) == 1, out.read_text()
+    assert exit_code_of(fork) == 1, out.read_text()
     assert "RuntimeError: boom" in out.read_text()
     assert "Traceback" not in out.read_text()
     with pytest.raises(ProcessLookupError):
@@ -184,7 +184,7 @@ def test_a_forked_rank_that_is_killed_is_a_failure(here: Path) -> None:
     two_ranks = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"])
     out = here / "output.txt"
     fork = launched(two_ranks, out, "--model=killed.Killed", "--model.rank=1")
-    assert end(fork) == 1, out.read_text()
+    assert exit_code_of(fork) == 1, out.read_text()
     record = read_run(Path("logs/toy/version_0"))
     assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", 1)
     assert "SIGKILL" in record.failure.message

@@ -11,7 +11,7 @@ import pytest
 import torch
 import warm
 import yaml
-from faults import breaks
+from faults import fault_in
 from lightning.pytorch import LightningModule, Trainer
 from stored_texts import assert_stored
 from torch.utils.data import DataLoader
@@ -78,9 +78,9 @@ def last_run(name: str = "tiny") -> RunRecord:
 
 
 def test_a_module_that_cannot_fit_is_not_built(
-    free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
+    set_free_memory: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
 ):
-    free(1 << 28)
+    set_free_memory(1 << 28)
     assert main(["fit", "--config=tiny.yaml", CHECK, "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "256 MiB" in first
@@ -101,11 +101,11 @@ def test_a_module_that_cannot_fit_is_not_built(
 
 @pytest.mark.parametrize("more, factor", [([], 4), (["--model.optimizer=sgd"], 2)], ids=["adamw", "sgd"])
 def test_states_that_do_not_fit_are_refused_without_a_rehearsal(
-    more: list[str], factor: int, free: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+    more: list[str], factor: int, set_free_memory: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = factor * 4 * TINY_PARAMETERS
-    free(needs - 1)
-    with breaks(rehearse.start_rehearsal) as rehearsed:
+    set_free_memory(needs - 1)
+    with fault_in(rehearse.start_rehearsal) as rehearsed:
         assert main(["fit", "--config=tiny.yaml", *more]) == 2
     assert rehearsed == []
     line, _ = capsys.readouterr().err.splitlines()
@@ -114,8 +114,10 @@ def test_states_that_do_not_fit_are_refused_without_a_rehearsal(
     assert (record.status, record.planned and record.planned.available) == ("refused", needs - 1)
 
 
-def test_an_ambiguous_size_is_noted_in_a_refusal(free: Callable[[int], None], capsys: pytest.CaptureFixture[str]):
-    free(1 << 28)
+def test_an_ambiguous_size_is_noted_in_a_refusal(
+    set_free_memory: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+):
+    set_free_memory(1 << 28)
     assert main(["fit", "--config=xl_bf16", "--trainer.accelerator=cpu"]) == 2
     assert "in cs336-2026, xl means 2560/10240/32/32" in capsys.readouterr().err
     assert main(["fit", "--model.size=cs336-2025/xl", "--trainer.accelerator=cpu"]) == 2
@@ -123,22 +125,22 @@ def test_an_ambiguous_size_is_noted_in_a_refusal(free: Callable[[int], None], ca
 
 
 def test_the_largest_that_fits_is_offered(
-    free: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    set_free_memory: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free(400_000)
+    set_free_memory(400_000)
     assert main(["fit", "--config=tiny.yaml", CHECK]) == 2
     option = capsys.readouterr().err.splitlines()[1].removeprefix("would fit: ").split("; ")[0]
     batch = int(option.removeprefix("--data.batch_size="))
     assert main(["validate", "--config=tiny.yaml", CHECK]) == 0  # which needs less
     own, fit = os.getpid(), Trainer.fit
     monkeypatch.setattr(Trainer, "fit", lambda *args, **given: None if os.getpid() == own else fit(*args, **given))
-    free(360_000)  # of 400,000 nine tenths may be filled
+    set_free_memory(360_000)  # of 400,000 nine tenths may be filled
     assert main(["fit", "--config=tiny.yaml", CHECK, option]) == 0
     assert main(["fit", "--config=tiny.yaml", CHECK, f"--data.batch_size={batch + 1}"]) == 2
 
 
-def test_the_check_can_be_left_out(free: Callable[[int], None]) -> None:
-    free(1000)
+def test_the_check_can_be_left_out(set_free_memory: Callable[[int], None]) -> None:
+    set_free_memory(1000)
     assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
     assert last_run().planned is None
     assert main(["validate", "--config=tiny.yaml"]) == 2
@@ -147,9 +149,11 @@ def test_the_check_can_be_left_out(free: Callable[[int], None]) -> None:
 @pytest.mark.parametrize(
     "module,why", [(DependsOnValues, "depends on the values"), (NeverMade, "took more than 20 s of CPU time")]
 )
-def test_a_run_without_a_plan_in_time_starts(module: type[LightningModule], why: str, free: Callable[[int], None]):
+def test_a_run_without_a_plan_in_time_starts(
+    module: type[LightningModule], why: str, set_free_memory: Callable[[int], None]
+):
     warm.load_server()
-    free(1)
+    set_free_memory(1)
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
     assert main(["fit", *options, "--trainer.accelerator=cpu", "--check_memory=true"]) == 0
     plan = last_run("lm_profiler").planned

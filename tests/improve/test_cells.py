@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import outcome
+from by_hand import made_outcome
 from tests.support.made_parts import made_model
 from tests.support.made_runs import made_record
 
@@ -13,32 +13,42 @@ from lm_profiler.improve.tolerance import SizeDifference, size_difference
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import LoaderFacts, RunRecord
 
-OK = outcome("it", "ok", 1.0, run="it", exit_code=0)
+OK = made_outcome("it", "ok", 1.0, run="it", exit_code=0)
 MODEL = made_model(accumulate_grad_batches=2)
 
 
 @pytest.mark.parametrize(
-    "size,batches,other",
+    "size, batches, difference, factor",
     [
-        (4, 2, None),
-        (2, 4, None),
-        (2, 2, ("samples", 8, 4)),
-        (4, 1, ("samples", 8, 4)),
-        (None, 2, None),
-        (None, 1, ("batches", 2, 1)),
+        (4, 2, None, 1),
+        (2, 4, None, 1),
+        (2, 2, SizeDifference("samples", 8, 4), 2),
+        (4, 1, SizeDifference("samples", 8, 4), 2),
     ],
 )
-def test_uncounted_samples_are_known_by_options(size: int | None, batches: int, other: tuple[str, int, int] | None):
-    def record(size: int | None, batches: int) -> RunRecord:
-        model = MODEL.model_copy(update={"accumulate_grad_batches": batches})
-        data = {} if size is None else {"batch_size": size}
-        return made_record(model=model, throughput=None, config={"data": {"init_args": data}})
+def test_uncounted_samples_are_known_by_options(
+    size: int, batches: int, difference: SizeDifference | None, factor: int
+) -> None:
+    """A step of the first run has two batches of four samples; with half of them it counts twice."""
+    assert_compared(record_of_batches(4, 2), record_of_batches(size, batches), difference, factor)
 
-    a, b = record(4 if size else None, 2), record(size, batches)
-    difference = None if other is None else SizeDifference(*other)
+
+@pytest.mark.parametrize("batches, difference, factor", [(2, None, 1), (1, SizeDifference("batches", 2, 1), 2)])
+def test_without_a_size_batches_are_compared(batches: int, difference: SizeDifference | None, factor: int) -> None:
+    assert_compared(record_of_batches(None, 2), record_of_batches(None, batches), difference, factor)
+
+
+def record_of_batches(size: int | None, batches: int) -> RunRecord:
+    model = MODEL.model_copy(update={"accumulate_grad_batches": batches})
+    data = {} if size is None else {"batch_size": size}
+    return made_record(model=model, throughput=None, config={"data": {"init_args": data}})
+
+
+def assert_compared(a: RunRecord, b: RunRecord, difference: SizeDifference | None, factor: int) -> None:
+    """A step of B counts ``factor`` times, as so many of them process what one of A does."""
     assert size_difference(a, b) == difference
-    step = FinishedCell(Entry(Path(), b), OK, 1.0).timed_run(a).step_s
-    assert step == pytest.approx(b.time["step"].mean * (other[1] / other[2] if other else 1.0))  # type: ignore[operator]
+    step_s = FinishedCell(Entry(Path(), b), OK, 1.0).timed_run(a).step_s
+    assert step_s == pytest.approx(factor * b.time["step"].mean)
 
 
 @pytest.mark.parametrize(

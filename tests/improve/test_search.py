@@ -95,12 +95,14 @@ def verdicts(search: Searcher) -> list[tuple[str, str | None]]:
 
 
 def test_later_changes_are_tried_on_top_of_winners() -> None:
+    """A step of a second takes 0.5 with the first change, and 0.35 with both."""
     end = search_of(changes_of("a=1", "b=1", "c=1"), program({"a=1": 0.5, "b=1": 0.7, "c=1": 1.5}))
     assert verdicts(end) == [("a=1", "FASTER"), ("b=1", "FASTER"), ("c=1", "SLOWER")]
     assert end.options == {"a": "1", "b": "1"}
-    assert end.tried[1].a_options == {"a": "1"}
-    saved_s, low_s, high_s = end.tried[1].saved_s or (0.0, 0.0, 0.0)
-    assert saved_s == pytest.approx(0.15)
+    _, second, _ = end.tried
+    assert second.a_options == {"a": "1"}
+    saved_s, low_s, high_s = second.saved_s
+    assert saved_s == pytest.approx(0.5 - 0.35)
     assert 0.0 < low_s < saved_s < high_s
     assert end.outcome == "done"
 
@@ -108,29 +110,40 @@ def test_later_changes_are_tried_on_top_of_winners() -> None:
 def test_the_final_setting_is_compared_in_fresh_runs() -> None:
     answer, questions = recording_answer(program({"a=1": 0.5, "b=1": 0.7}))
     end = search_of(changes_of("a=1", "b=1"), answer)
-    assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
-    assert end.final.interval.ratio == pytest.approx(0.35)
+    final = end.final
+    assert (final.a_options, final.b_options) == ({}, {"a": "1", "b": "1"})
+    assert final.verdict == "FASTER"
+    assert final.interval.ratio == pytest.approx(0.5 * 0.7)
     runs = [(tuple(question.options.items()), question.number) for question in questions if isinstance(question, Trial)]
     assert len(runs) == len(set(runs))
-    assert all(
-        isinstance(question, Trial) and question.options in ({}, end.options)
-        for question in questions[-2 * end.final.pairs :]
-    )
+    for question in questions[-2 * final.pairs :]:
+        assert isinstance(question, Trial)
+        assert question.options in ({}, end.options)
+
+
+def test_the_sides_of_pairs_take_turns() -> None:
     answer, questions = recording_answer(program({"a=1": 1.0}, noise=0.05))
     search_of(changes_of("a=1"), answer)
-    sides = "".join("b" if question.options else "a" for question in questions[1:] if isinstance(question, Trial))
+    _, *in_pairs = [question for question in questions if isinstance(question, Trial)]
+    sides = "".join("b" if question.options else "a" for question in in_pairs)
     assert sides.startswith("baab")
 
 
 def test_the_highest_ceiling_goes_first() -> None:
+    """A change without a ceiling goes last."""
     answer, questions = recording_answer(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = changes_of("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
     end = search_of(changes, answer)
-    trials = [dict(question.options) for question in questions[1:] if isinstance(question, Trial) and question.options]
-    assert list(dict.fromkeys(map(str, trials))) == ["{'c': '1'}", "{'a': '1'}", "{'b': '1'}"]
+    tried = [*dict.fromkeys("".join(question.options) for question in questions if isinstance(question, Trial))]
+    assert tried == ["", "c", "a", "b"]  # at first, the first setting
     assert (end.options, end.final) == ({}, None)
-    short = search_of(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
-    assert ([name for name, _ in verdicts(short)], short.outcome) == (["c=1"], "budget")
+
+
+def test_a_small_budget_has_time_for_the_highest_ceiling_alone() -> None:
+    changes = changes_of("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
+    end = search_of(changes, program({"c=1": 1.5}), budget_s=120.0)
+    assert [name for name, _ in verdicts(end)] == ["c=1"]
+    assert end.outcome == "budget"
 
 
 def test_a_change_without_a_ceiling_is_found() -> None:
@@ -146,20 +159,25 @@ def test_a_value_replaces_another_value_of_its_option() -> None:
     end = search_of(changes_of("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
     assert end.options == {"workers": "4"}
     assert [comparison.name for comparison in accepted_comparisons(end)] == ["workers=2", "workers=4"]
+
+
+def test_a_value_replaces_the_one_that_another_change_brought() -> None:
     both = Candidate("batch=2, checkpointing=1", {"batch": "2", "checkpointing": "1"}, "batch", ceiling_s=0.9)
     without = Candidate("checkpointing=0", {"checkpointing": "0"}, "checkpointing", ceiling_s=0.5)
-    shares = {"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}
-    end = search_of([both, without], program(shares))
+    end = search_of([both, without], program({"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}))
     assert end.options == {"batch": "2", "checkpointing": "0"}
-    assert end.tried[1].b_options == end.options
+    _, second = end.tried
+    assert second.b_options == end.options
 
 
 def test_a_rejected_change_is_tried_again_on_later_winners() -> None:
+    """Compiling is slower with the first batch size, and faster with the larger one."""
+    step_s = {(): 1.0, ("compile",): 1.6, ("batch",): 0.7, ("batch", "compile"): 0.35}
+
     def answer(question: Question) -> TimedRun | NumericsCheck:
         if isinstance(question, Check):
             return NumericsCheck(is_tolerated=True)
-        slow, fast = "compile" in question.options, "batch" in question.options
-        return TimedRun((1.6 if slow and not fast else 0.5 if slow else 1.0) * (0.7 if fast else 1.0), took_s=10.0)
+        return TimedRun(step_s[tuple(sorted(question.options))], took_s=10.0)
 
     end = search_of(changes_of("compile=1", "batch=8"), answer)
     assert verdicts(end) == [("compile=1", "SLOWER"), ("batch=8", "FASTER"), ("compile=1", "FASTER")]
@@ -185,12 +203,15 @@ def test_candidates_share_the_error() -> None:
     assert [comparison.error for comparison in none.tried] == [2 * ERROR / 3] * 3
 
 
-def test_a_killed_search_continues_from_its_folder() -> None:
-    once, again = (recording_answer(program({"a=1": 0.8, "b=1": 1.0, "c=1": 0.97}, noise=0.03)) for _ in range(2))
+def test_the_same_answers_lead_to_the_same_questions() -> None:
+    """So a killed search continues from the results in its folder."""
+    shares = {"a=1": 0.8, "b=1": 1.0, "c=1": 0.97}
+    once, again = (recording_answer(program(shares, noise=0.03)) for _ in range(2))
     for answer, _ in (once, again):
-        search_of(changes_of("a=1", "b=1", "c=1"), answer)
-    assert once[1] == again[1]
-    assert len(once[1]) > 20
+        search_of(changes_of(*shares), answer)
+    (_, questions), (_, questions_again) = once, again
+    assert questions == questions_again
+    assert len(questions) > 20
 
 
 def test_a_candidate_that_fails_costs_one_run() -> None:
@@ -201,25 +222,32 @@ def test_a_candidate_that_fails_costs_one_run() -> None:
     }
 
     def answer(question: Question) -> TimedRun | NumericsCheck:
-        wrong = [failed[option] for option in getattr(question, "options", {}) if option in failed]
-        return wrong[0] if wrong else answers(question)
+        for option in getattr(question, "options", {}):
+            if option in failed:
+                return failed[option]
+        return answers(question)
 
     end = search_of(changes_of("a=1", "b=1", "c=1"), answer)
-    assert [comparison.verdict for comparison in end.tried[:2]] == ["FAILED", "REFUSED"]
-    assert all(comparison.reason for comparison in end.tried[:2])
-    assert all(len(comparison.runs_b) == 1 for comparison in end.tried[:2])
+    first, second, *_ = end.tried
+    assert (first.verdict, second.verdict) == ("FAILED", "REFUSED")
+    for comparison in (first, second):
+        assert comparison.reason
+        assert len(comparison.runs_b) == 1
     assert end.options == {"c": "1"}
 
 
-def test_a_first_setting_that_fails_twice_ends_the_search() -> None:
+def test_a_first_setting_that_fails_ends_the_search() -> None:
     end = search_of(changes_of("a=1"), lambda question: TimedRun(step_s=None, took_s=3.0, failure="it raised"))
     assert (end.outcome, end.tried, end.spent_s) == ("failed", [], 3.0)
-    whole, failures = program({"a=1": 0.5, "b=1": 1.0}), [1]
+
+
+def test_a_first_setting_that_fails_once_more_does_not() -> None:
+    answers = program({"a=1": 0.5, "b=1": 1.0})
 
     def answer(question: Question) -> TimedRun | NumericsCheck:
-        if isinstance(question, Trial) and not question.options and question.number == failures[0]:
+        if isinstance(question, Trial) and not question.options and question.number == 1:
             return TimedRun(step_s=None, took_s=10.0, failure="it raised")
-        return whole(question)
+        return answers(question)
 
     assert search_of(changes_of("a=1", "b=1"), answer).options == {"a": "1"}
 
@@ -250,16 +278,19 @@ def test_a_failed_change_may_be_tried_with_another(may_lack_memory: bool, expect
 
 
 def test_candidates_without_time_left_are_undecided() -> None:
-    whole = program({"a=1": 0.5})
+    answers = program({"a=1": 0.5})
 
     def answer(question: Question) -> TimedRun | NumericsCheck:
         if isinstance(question, Trial) and question.options:
             return TimedRun(step_s=None, took_s=30.0, failure="timeout", was_cut=True)
-        return whole(question)
+        return answers(question)
 
-    end = search_of(changes_of("a=1", "b=1"), answer, 150.0)
+    end = search_of(changes_of("a=1", "b=1"), answer, budget_s=150.0)
     for comparison in end.tried:
         assert (comparison.verdict, comparison.reason) == ("UNDECIDED", "the budget ran out")
+
+
+def test_a_first_setting_without_time_ends_the_budget() -> None:
     end = search_of(changes_of("a=1"), lambda question: TimedRun(step_s=None, took_s=30.0, was_cut=True))
     assert end.outcome == "budget"
 

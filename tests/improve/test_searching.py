@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from by_hand import outcome
+from by_hand import made_outcome
 from rich.console import Console
 from stored_texts import assert_stored
 from tests.support.made_improve import TRIED, made_improve
@@ -98,7 +98,7 @@ class Program:
         measured = {"time": {**record.time, "step": step}, "throughput": throughput}
         record.model_copy(update=measured).write(run / "run.json")
         reason, exit_code = None if status == "ok" else "its reason", -9 if killed else 0
-        ended = outcome(cell.id, status, took_s, reason, run=f"{cell.id}/version_0", exit_code=exit_code)
+        ended = made_outcome(cell.id, status, took_s, reason, run=f"{cell.id}/version_0", exit_code=exit_code)
         ended.write(self.folder / cell.id / "outcome.json")
 
 

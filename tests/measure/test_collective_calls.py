@@ -26,16 +26,17 @@ from lm_profiler.measure.collective_calls import (
 
 
 def test_every_call_is_kept_once() -> None:
+    """Twelve calls, read after every third; a call from rank to rank takes a place in the ring and is not kept."""
     ring = Ring(4)
     arrivals = ring.arrivals()
-    for at in range(0, 12, 3):
-        for number in range(at, at + 3):
+    for first in range(0, 12, 3):
+        for number in range(first, first + 3):
             ring.call(number * 1000)
         assert arrivals.read_ring() == 3
     assert arrivals.read_ring() == 0
     assert arrivals.at_ns == [number * 1000 for number in range(12)]
     assert [call.number for call in arrivals.calls] == list(range(1, 13))
-    ring.call(12_000, "gloo:send", p2p=True)  # takes room all the same
+    ring.call(12_000, "gloo:send", p2p=True)
     assert arrivals.read_ring() == 1
     assert len(arrivals.calls) == 12
 
@@ -103,19 +104,24 @@ class Watchdog:
 
 
 def test_the_ring_is_read_when_new_calls_are_timed() -> None:
+    """The call of the first reading may stay untimed."""
     ring = Ring(100)
     arrivals, watchdog = ring.arrivals(), Watchdog(ring)
     ring.call(1)
-    arrivals.read_ring()  # what was before may stay untimed
-    for at in range(2, 7):
-        ring.call(at)
+    arrivals.read_ring()
+    for at_ns in range(2, 7):
+        ring.call(at_ns)
     ring.entries.pop(0)
     read_timed_ring(arrivals, watchdog.sleep)
     assert [call.duration_ns for call in arrivals.calls[1:]] == [2_500_000] * 5
+
+
+def test_the_ring_is_read_after_two_seconds_at_the_latest() -> None:
+    """Then not all of 59 calls are timed."""
     ring = Ring(100)
     arrivals, watchdog = ring.arrivals(), Watchdog(ring)
-    for at in range(1, 60):
-        ring.call(at)
+    for at_ns in range(1, 60):
+        ring.call(at_ns)
     read_timed_ring(arrivals, watchdog.sleep)
     assert watchdog.now == pytest.approx(2.0)
     assert {call.duration_ns for call in arrivals.calls} == {2_500_000, None}
@@ -144,7 +150,7 @@ def test_nccl_times_its_collectives_after_a_request(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-class Cuda:
+class FakeCuda:
     """Streams that note what they wait for; every look at the clock takes 1 ns, and so does what a stream waits for."""
 
     class Stream:
@@ -173,27 +179,33 @@ class Cuda:
 
 
 def test_waits_of_the_computing_stream_are_noted() -> None:
-    cuda = Cuda()
-    other, waits = Cuda.Stream(), StreamWaits(cuda.record, cuda.clock, cuda)
-    before = Cuda.Stream.wait_event
+    """Only the first: of the others there is no instant, for another stream was the current one, or noting was over."""
+    cuda = FakeCuda()
+    other, waits = FakeCuda.Stream(), StreamWaits(cuda.record, cuda.clock, cuda)
+    wait_event = FakeCuda.Stream.wait_event
     waits.start()
     cuda.own.wait_event("gathered")
     other.wait_event("computed")
     cuda.set_stream(other)
-    cuda.own.wait_event("while another stream is the current one")  # an instant would be of that one
+    cuda.own.wait_event("while the other stream is current")
     cuda.set_stream(cuda.own)
     waits.stop()
     waits.stop()
     cuda.own.wait_event("after it")
-    assert [what.rpartition(" ")[2] for what in cuda.own.waited] == ["gathered", "one", "it"]
+    assert cuda.own.waited == ["gathered", "while the other stream is current", "after it"]
     assert other.waited == ["computed"]
-    assert [tuple(stand) for stand in waits.waits] == [(1, 0, 1)]
-    assert Cuda.Stream.wait_event is before
-    cuda = Cuda()
+    (wait,) = waits.waits
+    assert (wait.at_ns, wait.begin, wait.end) == (1, 0, 1)
+    assert FakeCuda.Stream.wait_event is wait_event
+
+
+def test_the_time_on_other_streams_is_noted() -> None:
+    """From 10 ns on; setting no stream changes nothing, and at 30 ns the computing stream is the current one again."""
+    cuda = FakeCuda()
     waits = StreamWaits(cuda.record, cuda.clock, cuda)
     waits.start()
     cuda.now = 10
-    cuda.set_stream(Cuda.Stream())
+    cuda.set_stream(FakeCuda.Stream())
     cuda.now = 20
     cuda.set_stream(None)
     cuda.now = 30

@@ -84,7 +84,7 @@ def test_unpicklable_questions_are_refused_before_a_process_starts() -> None:
 
 
 def test_a_fresh_interpreter_has_the_same_imports() -> None:
-    with warm.fresh():
+    with warm.fresh_processes():
         assert Child(os.getppid, 60.0, fresh=True).answer() == os.getpid()
         assert Child(only_fresh.find, 60.0, fresh=True).answer() == "found"
 

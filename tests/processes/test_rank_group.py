@@ -13,7 +13,7 @@ from lm_profiler.processes.rank_group import RankFailed, Work, rank_messages
 @pytest.fixture(autouse=True)
 def spawned() -> Iterator[None]:
     """Ranks are fresh processes here, as they are for users."""
-    with warm.fresh():
+    with warm.fresh_processes():
         yield
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from refused import refused
+from refused import printed_refusal
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
@@ -44,7 +44,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(verb: list[str], capsys: p
 
 
 def test_a_misspelt_name_is_answered_with_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    message = refused(["fit", "--config=quite-another"], capsys)
+    message = printed_refusal(["fit", "--config=quite-another"], capsys)
     assert ", ".join(shipped_configs()) in message
     assert_stored("record/refused: no such config", {"--config=quite-another": message})
     assert main(["fit", "--config=my/own.yaml"]) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from stored_texts import assert_stored
-from tabled import write, write_sweep
+from tabled import write_run_of, write_sweep
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.entry import collect
@@ -19,12 +19,15 @@ STEPS = [(0.001, 0.002)] * 6
 
 
 def test_runs_are_found_once_in_the_order_of_their_versions(tmp_path: Path):
-    first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
+    first, second = (
+        write_run_of(tmp_path / "a" / "version_0", STEPS),
+        write_run_of(tmp_path / "b" / "deeper" / "version_0", STEPS),
+    )
     found = collect([second, tmp_path, first])
     assert [entry.folder for entry in found.entries] == [second, first]
     assert found.problems == []
     for number in (10, 2, 1):
-        write(tmp_path / "c" / f"version_{number}", STEPS)
+        write_run_of(tmp_path / "c" / f"version_{number}", STEPS)
     assert [entry.folder.name for entry in collect([tmp_path / "c"]).entries] == [
         "version_1",
         "version_2",
@@ -34,8 +37,8 @@ def test_runs_are_found_once_in_the_order_of_their_versions(tmp_path: Path):
 
 def test_runs_within_a_run_are_not_found(tmp_path: Path):
     searched = tmp_path / "search"
-    run = write(searched / "cell" / "version_0", STEPS)
-    write(run / "deeper" / "version_0", STEPS)
+    run = write_run_of(searched / "cell" / "version_0", STEPS)
+    write_run_of(run / "deeper" / "version_0", STEPS)
     search = ImproveRecord(name="search", command="improve", started="2026", budget_s=1.0, elapsed_s=1.0)
     search.write(searched / IMPROVE_FILE)
     found = collect([tmp_path])
@@ -45,11 +48,11 @@ def test_runs_within_a_run_are_not_found(tmp_path: Path):
 
 
 def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Path):
-    path = write(tmp_path / "run", STEPS) / "run.json"
+    path = write_run_of(tmp_path / "run", STEPS) / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
     assert_stored("record/problems: later version", {"of version 99": collect([tmp_path]).problems}, logs=tmp_path)
     for name in ("gone", "dangling"):
-        (write(tmp_path / name, STEPS) / "run.json").unlink()
+        (write_run_of(tmp_path / name, STEPS) / "run.json").unlink()
     (tmp_path / "dangling" / "run.json").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     problems = {name: collect([tmp_path / name]).problems for name in ("gone", "dangling", "folder")}
@@ -58,8 +61,8 @@ def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Pa
 
 
 def test_links_are_no_runs_of_their_own(tmp_path: Path):
-    logs, elsewhere = tmp_path / "logs", write(tmp_path / "elsewhere", STEPS)
-    run = write(logs / "run", STEPS)
+    logs, elsewhere = tmp_path / "logs", write_run_of(tmp_path / "elsewhere", STEPS)
+    run = write_run_of(logs / "run", STEPS)
     (logs / "latest").symlink_to(run)
     (logs / "away").symlink_to(elsewhere)
     (logs / "gone").symlink_to(tmp_path / "nowhere")
@@ -69,7 +72,7 @@ def test_links_are_no_runs_of_their_own(tmp_path: Path):
 
 
 def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    locked = write(tmp_path / "locked", STEPS)
+    locked = write_run_of(tmp_path / "locked", STEPS)
     scandir = os.scandir
 
     def refuse(path: str) -> object:  # root may read everything, so permissions alone would test nothing
@@ -82,7 +85,7 @@ def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_damaged_steps_are_reported_when_read(tmp_path: Path):
-    path = write(tmp_path / "run", STEPS) / "steps.csv"
+    path = write_run_of(tmp_path / "run", STEPS) / "steps.csv"
     whole = path.read_bytes()
     for content in (b"step,stage\n1,measure\n", whole[:-40], whole.replace(b"0.001", b"nan"), b"\xff\xfe", None):
         path.write_bytes(content) if content is not None else path.unlink()
@@ -93,8 +96,8 @@ def test_damaged_steps_are_reported_when_read(tmp_path: Path):
 
 def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     sweep = tmp_path / "sweep"
-    ran = write(sweep / "cell0" / "version_0", STEPS)
-    refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
+    ran = write_run_of(sweep / "cell0" / "version_0", STEPS)
+    refused = write_run_of(sweep / "cell1" / "version_0", failed=("refused", "no room"))
     cells = [({"data.a": "1"}, 0, "ok", ran), ({"data.a": "2"}, 0, "refused", refused)]
     write_sweep(sweep, [*cells, ({"data.a": "3"}, 0, "timeout", None), ({"data.a": "4"}, 0, "missing", None)])
     found = collect([tmp_path])
@@ -107,8 +110,8 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
 
 def test_an_earlier_run_in_the_folder_of_a_cell_is_a_run_of_its_own(tmp_path: Path):
     sweep = tmp_path / "again"
-    earlier = write(sweep / "cell0" / "version_0", STEPS)
-    write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write(sweep / "cell0" / "version_1", STEPS))])
+    earlier = write_run_of(sweep / "cell0" / "version_0", STEPS)
+    write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write_run_of(sweep / "cell0" / "version_1", STEPS))])
     [entry] = collect([earlier]).entries
     assert (entry.folder, entry.cell) == (earlier, None)
 
@@ -117,7 +120,7 @@ def test_an_unfinished_cell_shows_what_it_has(tmp_path: Path):
     sweep = tmp_path / "sweep"
     write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
     for version in (2, 10):
-        write(sweep / "cell0" / f"version_{version}", STEPS)
+        write_run_of(sweep / "cell0" / f"version_{version}", STEPS)
     begun = sweep / "cell0" / "version_10"
     read_run(begun).model_copy(update={"status": "unfinished", "time": {}}).write(begun / "run.json")
     running, waiting = with_unfinished(collect([tmp_path])).entries
@@ -127,7 +130,7 @@ def test_an_unfinished_cell_shows_what_it_has(tmp_path: Path):
 
 
 def test_runs_of_a_damaged_sweep_are_kept(tmp_path: Path):
-    run = write(tmp_path / "cell0" / "version_0", STEPS)
+    run = write_run_of(tmp_path / "cell0" / "version_0", STEPS)
     write_sweep(tmp_path, [({}, 0, "ok", run)])
     (tmp_path / "sweep.json").write_text("{")
     found = collect([tmp_path])
@@ -144,7 +147,7 @@ def test_runs_of_a_damaged_sweep_are_kept(tmp_path: Path):
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Path:
     """A run that was killed while it wrote its fifth row, as it leaves its folder."""
-    folder = write(tmp_path / "killed", [(0.1, 0.2)] * 3, warmup=[(0.5, 0.5)], name="killed")
+    folder = write_run_of(tmp_path / "killed", [(0.1, 0.2)] * 3, warmup=[(0.5, 0.5)], name="killed")
     record = read_run(folder)
     nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "model": None, "status": "unfinished"}
     record.model_copy(update=nothing).write(folder / "run.json")

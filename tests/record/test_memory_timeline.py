@@ -9,18 +9,32 @@ from lm_profiler.record.files import RecordError
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines, timeline_file, write_timeline
 
 
+def stack_heights(curves: dict[str, list[int]]) -> list[int]:
+    return [sum(heights) for heights in zip(*curves.values(), strict=True)]
+
+
 def test_the_curve_adds_up() -> None:
+    """100 bytes of parameters, and what each of six events adds or frees."""
     timeline = made_timeline()
     assert timeline.totals == [100, 300, 600, 500, 700, 300, 100]
     assert (timeline.peak, timeline.peak_at) == (700, 4)
     places, curves = timeline.curves()
-    assert [sum(at) for at in zip(*curves.values(), strict=True)] == timeline.totals
+    assert stack_heights(curves) == timeline.totals
     assert places == [*range(7)]
     assert "buffers" not in curves  # what is never held has no area
-    places, curves = timeline.curves(most_places=3)
+
+
+def test_a_curve_of_fewer_places_keeps_the_peak() -> None:
+    places, curves = made_timeline().curves(most_places=3)
     assert len(places) <= 3
-    assert max(sum(at) for at in zip(*curves.values(), strict=True)) == 700
+    assert max(stack_heights(curves)) == 700
+
+
+def test_forward_and_backward_are_shaded() -> None:
     assert made_timeline().phase_spans() == [("forward", 0, 2), ("backward", 3, 6)]
+
+
+def test_moments_have_what_is_held_by_cause() -> None:
     moments = made_timeline().moments()
     assert set(moments) == {"before_optimizer", "after_optimizer"}
     held = moments["after_optimizer"]

@@ -26,7 +26,7 @@ def test_a_script_that_compiles_counts_as_on_paper(way: str, tmp_path: Path) -> 
     """``run`` sets the variable, and becomes the program: ``test_run.py``."""
     request = {"options": {"warmup_steps": 2, "measure_steps": 3, "trace_steps": 1, "action_steps": 0}}
     environment = {**os.environ, VARIABLE: json.dumps(request)}
-    done = warm.run(str(SUPPORT / "compiled_ways.py"), way, folder=tmp_path, environment=environment)
+    done = warm.run_python(str(SUPPORT / "compiled_ways.py"), way, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
     assert record.utilisation is not None, record.notes

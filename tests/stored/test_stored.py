@@ -199,7 +199,7 @@ def test_a_sweep_is_gone_on_with(stored: Path, version: str, capsys: pytest.Capt
     assert "2 cells: 2 ok" in capsys.readouterr().out
     assert [(cell / "version_0/run.json").stat().st_mtime_ns for cell in cells] == before
     (cells[0] / "outcome.json").unlink()  # nobody was left to judge it; how its process ended is known
-    done = warm.run("-m", "lm_profiler", *call[call.index("sweep") :])  # it starts what runs the cell
+    done = warm.run_python("-m", "lm_profiler", *call[call.index("sweep") :])  # it starts what runs the cell
     assert done.returncode == 0, done.stderr
     assert "2 cells: 2 ok" in done.stdout
     assert plain(cells[0] / "outcome.json")["status"] == "ok"

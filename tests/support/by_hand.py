@@ -11,17 +11,17 @@ from lm_profiler.record.sweep_files import Cell, CellOutcome, SweepPlan
 CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
 
 
-def plan(*names: str, **changes: Any) -> SweepPlan:
+def made_sweep_plan(*names: str, **changes: Any) -> SweepPlan:
     cells = [Cell(id=name, overrides={"a.x": name}, repeat=0, arguments=["fit", f"--a.x={name}"]) for name in names]
     return SweepPlan(**{"name": "s", "command": "", "verb": "fit", "seed": 0, "cells": cells, **changes})
 
 
-def outcome(cell: str, status: Any, duration_s: float, reason: str | None = None, **changes: Any) -> CellOutcome:
+def made_outcome(cell: str, status: Any, duration_s: float, reason: str | None = None, **changes: Any) -> CellOutcome:
     known = {"cell": cell, "status": status, "duration_s": duration_s, "reason": reason}
     return CellOutcome(**{"run": None, "ended": "", "exit_code": None, **known, **changes})
 
 
-def leave_record(folder: Path, status: Status, cell: str = CELL.id, failure: Failure | None = None) -> None:
+def write_cell_record(folder: Path, status: Status, cell: str = CELL.id, failure: Failure | None = None) -> None:
     """What a run of the cell in the sweep's ``folder`` wrote."""
     run = folder / cell / "version_0"
     run.mkdir(parents=True)

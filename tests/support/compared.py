@@ -26,7 +26,7 @@ CONFIG = {"name": "a", "seed_everything": 0, "model": {"class_path": "LM", "init
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
 
-def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **options: Any) -> list[StepRow]:
+def rows_of_parts(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **options: Any) -> list[StepRow]:
     """A row for each place of the lists in ``parts_s``; before them warm-up steps, all of them ``forward``."""
     found = [made_step(step, {"forward": s}, "warmup", **options) for step, s in enumerate(warmup_s, 1)]
     for values in zip(*parts_s.values(), strict=True):
@@ -34,7 +34,7 @@ def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **
     return found
 
 
-def record(**changes: Any) -> RunRecord:
+def record_like(**changes: Any) -> RunRecord:
     values: dict[str, Any] = {
         "name": "a",
         "config": CONFIG,
@@ -46,9 +46,9 @@ def record(**changes: Any) -> RunRecord:
     return made_run(**{**values, **changes})
 
 
-def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
+def entry_of_rows(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
     """A run that is on no disk."""
-    found = Entry(Path(folder), record(steps=counts(measured), **changes))
+    found = Entry(Path(folder), record_like(steps=counts_by_stage(measured), **changes))
     found.__dict__["rows"] = StepTable.from_rows(measured)  # where the cached property would keep what it read
     return found
 
@@ -56,30 +56,32 @@ def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> En
 def entry_of_steps(folder: str, step_s: Sequence[float], **changes: Any) -> Entry:
     """Steps of 40 % forward, 50 % backward, 10 % other."""
     shares = {"forward": 0.4, "backward": 0.5, "other": 0.1}
-    return entry(folder, rows({part: [share * s for s in step_s] for part, share in shares.items()}), **changes)
+    return entry_of_rows(
+        folder, rows_of_parts({part: [share * s for s in step_s] for part, share in shares.items()}), **changes
+    )
 
 
-def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
+def write_run(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
     """The same as a folder on the disk."""
     folder.mkdir(parents=True)
     write_steps(folder / "steps.csv", measured)
-    record(steps=counts(measured), **changes).write(folder / "run.json")
+    record_like(steps=counts_by_stage(measured), **changes).write(folder / "run.json")
     return folder
 
 
-def near_ten_ms(scale: float = 1.0) -> list[StepRow]:
+def rows_near_10_ms(scale: float = 1.0) -> list[StepRow]:
     """Steps of nothing but forward, which take ``scale`` times ten milliseconds."""
-    return rows({"forward": [scale * seconds for seconds in TEN_MS]})
+    return rows_of_parts({"forward": [scale * seconds for seconds in TEN_MS]})
 
 
-def summed_up(folder: Path, scale: float) -> Entry:
+def written_run_of_10_ms(folder: Path, scale: float) -> Entry:
     """A run of such steps on the disk, whose record has their mean."""
     step = {"n": 9, "mean": scale * fmean(TEN_MS), "mean_low": scale * min(TEN_MS), "mean_high": scale * max(TEN_MS)}
     time = {part: step if part == "step" else {"n": 0} for part in TIMES}
-    return collect([write(folder, near_ten_ms(scale), time=time)]).entries[0]
+    return collect([write_run(folder, rows_near_10_ms(scale), time=time)]).entries[0]
 
 
-def counts(steps: Sequence[StepRow]) -> dict[str, int]:
+def counts_by_stage(steps: Sequence[StepRow]) -> dict[str, int]:
     """How many steps each stage finished."""
     return dict(Counter(row.stage for row in steps))
 

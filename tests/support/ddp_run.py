@@ -13,7 +13,7 @@ from typing import Any
 
 import known_loop
 import torch.distributed
-from known_loop import KnownModule, SimulatedClock, SlowLoader, instruments, spin, trainer_with
+from known_loop import KnownModule, SimulatedClock, SlowLoader, make_profiler, spend, trainer_with
 from torch import Tensor
 
 from lm_profiler.callbacks.session import Session
@@ -33,7 +33,7 @@ class Garbage:
         self.me = self
 
     def __del__(self) -> None:
-        spin("forward", COLLECTED_S)
+        spend("forward", COLLECTED_S)
 
 
 class Uneven(KnownModule):
@@ -49,7 +49,7 @@ class Uneven(KnownModule):
         if self.collects and batch_idx == 4 and self.global_rank == 1:
             Garbage()
             gc.collect()
-        spin("forward", SLOWER_S * self.global_rank)
+        spend("forward", SLOWER_S * self.global_rank)
         return self.loss()
 
     def tokens_in(self, batch: Tensor) -> int:
@@ -72,7 +72,7 @@ def slow_broadcast() -> None:
     whole = torch.distributed.broadcast
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        spin("flag", FLAG_S)
+        spend("flag", FLAG_S)
         return whole(*args, **kwargs)
 
     torch.distributed.broadcast = slow
@@ -83,7 +83,9 @@ def main(folder: str, fails: str) -> None:
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails, module.collects, module.killed = (fails == way for way in ("fails", "collects", "killed"))
-    profiler = instruments(warmup=1, measure=100 if module.killed else 5, memory=1, trace=1, actions=0 if fails else 2)
+    profiler = make_profiler(
+        warmup=1, measure=100 if module.killed else 5, memory=1, trace=1, actions=0 if fails else 2
+    )
     if not fails:
         slow_broadcast()
     if fails == "breaks":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from faults import Tiny
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from torch import Tensor
 
 STEP_S = 0.3
@@ -50,7 +50,7 @@ class Dies(Tiny):
 
 def train(folder: Path, die: Callable[[], Any]) -> None:
     module = Dies(die)
-    profiler = instruments(warmup=2, measure=1000, clock=lambda: module.now_ns)
+    profiler = make_profiler(warmup=2, measure=1000, clock=lambda: module.now_ns)
     trainer_with([profiler], folder).fit(module)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 from torch.optim import SGD
@@ -83,4 +83,4 @@ class GivesUp(BoringModel):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     module = GivesUp("forward", lambda: os.kill(os.getpid(), getattr(signal, sys.argv[2])))
-    trainer_with([instruments(warmup=1, measure=50)], Path(sys.argv[1])).fit(module)
+    trainer_with([make_profiler(warmup=1, measure=50)], Path(sys.argv[1])).fit(module)

@@ -75,7 +75,7 @@ class Manual(Tiny):
         optimizer.step()
 
 
-def train(
+def train_tiny(
     folder: Path, callbacks: list[Callback], make: Callable[[], Tiny] = Tiny, max_steps: int = -1, **options: Any
 ) -> Tiny:
     """A new module, trained until somebody ends it."""
@@ -109,7 +109,7 @@ def _is_ours(code: CodeType) -> bool:
     return any(code.co_filename.startswith(folder) for folder in OURS)
 
 
-def places(run: Callable[[], object], lines: bool = False) -> Counter[Place]:
+def called_places(run: Callable[[], object], lines: bool = False) -> Counter[Place]:
     """Every function of ours that ``run`` calls in this thread (or every line that it reaches), and how often."""
     seen: Counter[Place] = Counter()
 
@@ -130,7 +130,7 @@ def places(run: Callable[[], object], lines: bool = False) -> Counter[Place]:
 
 
 @contextmanager
-def fault(place: Place, error: BaseException | type[BaseException], time: int = 1) -> Iterator[list[str]]:
+def fault_at(place: Place, error: BaseException | type[BaseException], time: int = 1) -> Iterator[list[str]]:
     """Raise ``error`` when ``place`` is reached for the ``time``-th time; the list then has an entry."""
     code, wanted = place
     left, raised = time, []
@@ -165,9 +165,9 @@ def fault(place: Place, error: BaseException | type[BaseException], time: int = 
         yield raised
 
 
-def breaks(function: Callable[..., object], error: BaseException | type[BaseException] | None = None) -> Any:
+def fault_in(function: Callable[..., object], error: BaseException | type[BaseException] | None = None) -> Any:
     """Raise ``error``, or a KeyError, where ours calls this ``function`` of ours for the first time, in this thread."""
-    return fault((function.__code__, None), KeyError("gone") if error is None else error)
+    return fault_at((function.__code__, None), KeyError("gone") if error is None else error)
 
 
 @contextmanager
@@ -180,14 +180,14 @@ def _tracing(call: Any) -> Iterator[None]:
         sys.settrace(before)
 
 
-def some(seen: Counter[Place], count: int, seed: int) -> list[tuple[Place, int]]:
+def draw_lines(seen: Counter[Place], count: int, seed: int) -> list[tuple[Place, int]]:
     """``count`` of the lines that were ``seen``, each with one of its times."""
     drawn = random.Random(seed)
     lines = sorted((p for p in seen if p[1] is not None), key=lambda p: (p[0].co_filename, p[1] or 0))
     return [(place, drawn.randint(1, seen[place])) for place in drawn.sample(lines, count)]
 
 
-def profiler(trace_steps: int = 1, **options: Any) -> TrainingProfiler:
+def short_profiler(trace_steps: int = 1, **options: Any) -> TrainingProfiler:
     """Few steps of every stage."""
     from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions
 

@@ -53,7 +53,7 @@ WAITED_S: defaultdict[str, list[float]] = defaultdict(list)
 """How long each wait really took, by phase: on a busy machine the process may not run when a wait should end."""
 
 
-def spin(phase: str, seconds: float | None = None) -> None:
+def spend(phase: str, seconds: float | None = None) -> None:
     """Let the time that ``phase`` takes go by: on a real clock the CPU is busy meanwhile."""
     began = now = CLOCK()
     until = began + round((TRUTH_S[phase] if seconds is None else seconds) * 1e9)
@@ -76,7 +76,7 @@ class SlowLoader:
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self._batches:
-            spin(self._phase, TRUTH_S["data"])
+            spend(self._phase, TRUTH_S["data"])
             yield batch
 
 
@@ -88,7 +88,7 @@ class SlowStream(IterableDataset[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         for _ in range(self.length):
-            spin("data")
+            spend("data")
             yield torch.ones(TOKENS_IN_A_BATCH)
 
 
@@ -99,7 +99,7 @@ class SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        spin("backward")
+        spend("backward")
         return grad
 
 
@@ -111,11 +111,11 @@ class SlowSGD(SGD):
 
     def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
-        spin("optimizer")
+        spend("optimizer")
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        spin("zero_grad")
+        spend("zero_grad")
 
 
 class KnownModule(LightningModule):
@@ -130,21 +130,21 @@ class KnownModule(LightningModule):
 
     def transfer_batch_to_device(self, batch: Tensor, device: torch.device, dataloader_idx: int) -> Tensor:
         amid = self.trainer.state.fn is TrainerFn.FITTING and not self.trainer.training
-        spin("outside" if amid else "transfer", TRUTH_S["transfer"])
+        spend("outside" if amid else "transfer", TRUTH_S["transfer"])
         return batch.to(device)
 
     def loss(self) -> Tensor:
-        spin("forward")
+        spend("forward")
         return SlowBackward.apply(self.weight)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
         return self.loss()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        spin("zero_grad")
+        spend("zero_grad")
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        spin("clip")
+        spend("clip")
 
     def configure_optimizers(self) -> Any:
         return SlowSGD(self.parameters())
@@ -153,17 +153,17 @@ class KnownModule(LightningModule):
 class Evaluated(KnownModule):
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         amid = self.trainer.state.fn is TrainerFn.FITTING
-        spin("outside" if amid else "forward", TRUTH_S["forward"])
+        spend("outside" if amid else "forward", TRUTH_S["forward"])
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        spin("forward")
+        spend("forward")
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        spin("forward")
+        spend("forward")
         return torch.zeros(1)
 
 
-def instruments(
+def make_profiler(
     warmup: int = 2,
     measure: int | None = 11,
     memory: int = 0,
@@ -212,7 +212,7 @@ def profiled_fit(
     **options: Any,
 ) -> TrainingProfiler:
     """``beside`` is the Trainer's own profiler."""
-    profiler = profiler or instruments()
+    profiler = profiler or make_profiler()
     trainer = trainer_with([*callbacks, profiler], folder, profiler=beside, **options)
     trainer.fit(module, data if data is not None else SlowLoader(), val_dataloaders)
     return profiler

@@ -33,7 +33,7 @@ USUAL_MS = {
 STEPS = 40
 
 
-def rows_of(
+def rows_with(
     ms: dict[str, float] | None = None, steps: int = STEPS, noise: float = 0.01, seed: int = 0
 ) -> list[StepRow]:
     """Steps whose parts take ``ms`` on average; the rest as usual."""
@@ -46,9 +46,11 @@ def rows_of(
     return rows
 
 
-def made(ms: dict[str, float] | None = None, noise: float = 0.01, device: str = "cpu", **facts: Any) -> RunRecord:
-    """A record of ``rows_of`` such steps, and of ``facts``."""
-    rows = rows_of(ms, noise=noise)
+def record_with(
+    ms: dict[str, float] | None = None, noise: float = 0.01, device: str = "cpu", **facts: Any
+) -> RunRecord:
+    """A record of ``rows_with`` such steps, and of ``facts``."""
+    rows = rows_with(ms, noise=noise)
     model = model_of(rows)
     environment = made_environment(device_type=device, device_name=device)
     known = {
@@ -58,7 +60,7 @@ def made(ms: dict[str, float] | None = None, noise: float = 0.01, device: str = 
     return made_run(**{**known, **step_figures(rows, model), **facts})
 
 
-def owned(**seconds: float) -> OtherByOwner:
+def owners_of_ms(**seconds: float) -> OtherByOwner:
     """``Class__hook``, and how many milliseconds of a step it takes."""
     actions = [
         OwnedTime(owner=name.split("__")[0], action=name.split("__")[1], seconds=ms * 1e-3, calls=1.0, in_steps=3)
@@ -67,7 +69,7 @@ def owned(**seconds: float) -> OtherByOwner:
     return OtherByOwner(steps=3, seconds=sum(seconds.values()) * 1e-3, actions=actions)
 
 
-def line(
+def python_line(
     ms: float, what: str = "python", phase: str = "forward", calls: int = 1, function: str = "Net.forward"
 ) -> PythonTime:
     return PythonTime(
@@ -75,14 +77,14 @@ def line(
     )
 
 
-def thread(
+def thread_use_of(
     asleep_ms: float = 0.0, wall_ms: float = 50.0, no_cpu_ms: float = 0.0, phase: str = "forward"
 ) -> dict[str, ThreadUse]:
     ran_s = (wall_ms - asleep_ms - no_cpu_ms) * 1e-3
     return {phase: ThreadUse(wall_s=wall_ms * 1e-3, ran_s=ran_s, no_cpu_s=no_cpu_ms * 1e-3)}
 
 
-def fall(**terms_ms: float) -> Waterfall:
+def waterfall_of_ms(**terms_ms: float) -> Waterfall:
     return Waterfall(
         source="operators", step_s=0.1, ci_low=None, ci_high=None, peak_flops_per_s=1e11, peak_source="a test",
         bandwidth_bytes_per_s=1e10, bandwidth_source="a test", clock_share=None,
@@ -90,7 +92,7 @@ def fall(**terms_ms: float) -> Waterfall:
     )  # fmt: skip
 
 
-def busy(share: float = 0.6) -> Contention:
+def busy_machine(share: float = 0.6) -> Contention:
     return Contention(
         wall_s=4.0, cpus=2, had_s=4.0, waited_s=3.0, others_s=4.0, stolen_s=0.0, throttled_s=0.0, pressure=0.5,
         involuntary_switches=9, not_had=share,

@@ -6,7 +6,7 @@ from typing import Any
 from lm_profiler.record.improve_record import IMPROVE_FILE, Final, ImproveRecord, Numerics, Tried
 
 
-def tried(name: str, a_ms: float | None, saved_ms: float | None, verdict: Any, **more: Any) -> Tried:
+def made_tried(name: str, a_ms: float | None, saved_ms: float | None, verdict: Any, **more: Any) -> Tried:
     """One whose interval reaches 1.5 ms to either side."""
     known: dict[str, Any] = {"name": name, "options": dict([name.split("=")]), "verdict": verdict}
     if a_ms is not None and saved_ms is not None:
@@ -21,7 +21,7 @@ def tried(name: str, a_ms: float | None, saved_ms: float | None, verdict: Any, *
     return Tried.model_validate(known | more)
 
 
-BF16 = tried(
+BF16 = made_tried(
     "trainer.precision=bf16-mixed",
     168.0,
     48.0,
@@ -33,16 +33,16 @@ BF16 = tried(
     b_bytes=2**30,
     numerics=Numerics(loss=0.00042, gradients=0.0123, within=True),
 )
-COMPILED = tried(
+COMPILED = made_tried(
     "model.compile=true", 120.1, 22.9, "FASTER", accepted=True, numerics=Numerics(loss=0.0, gradients=0.0, within=True)
 )
 TRIED = [
     BF16,
-    tried("trainer.precision=bf16-true", 120.0, 9.0, "NUMERICS", why="gradients 8.1 % off, at most 5 %",
+    made_tried("trainer.precision=bf16-true", 120.0, 9.0, "NUMERICS", why="gradients 8.1 % off, at most 5 %",
           numerics=Numerics(loss=0.02, gradients=0.081, within=False)),
     COMPILED,
-    tried("data.num_workers=4", 97.2, -0.3, "SAME", a_bytes=2**30, b_bytes=2**30),
-    tried("model.fused=true", None, None, "REFUSED", why="needs a GPU"),
+    made_tried("data.num_workers=4", 97.2, -0.3, "SAME", a_bytes=2**30, b_bytes=2**30),
+    made_tried("model.fused=true", None, None, "REFUSED", why="needs a GPU"),
 ]  # fmt: skip
 
 

@@ -32,14 +32,14 @@ PHASE = {"loss": "forward", "forward without a mark": "other"}
 STEPS = 14
 
 
-def wait(part: str) -> None:
+def spend(part: str) -> None:
     clock = known_loop.CLOCK
     clock.now_ns += round(SECONDS[part] * 1e9)
 
 
 def slow(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def slow_function(*args: Any, **kwargs: Any) -> Any:
-        wait(part)
+        spend(part)
         return function(*args, **kwargs)
 
     return slow_function
@@ -58,7 +58,7 @@ def make_clipping_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 class SlowBackward(known_loop.SlowBackward):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        wait("backward")
+        spend("backward")
         return grad
 
 
@@ -69,20 +69,20 @@ class SlowModel(torch.nn.Module):
 
     def forward(self, batch: Any = None) -> Tensor:
         if not torch.is_grad_enabled():
-            wait("validation" if not self.training else "other")
+            spend("validation" if not self.training else "other")
             return self.weight.detach()
-        wait("forward")
+        spend("forward")
         return SlowBackward.apply(self.weight)
 
 
 class SlowSGD(known_loop.SlowSGD):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
-        wait("optimizer")
+        spend("optimizer")
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        wait("zero_grad")
+        spend("zero_grad")
         SGD.zero_grad(self, set_to_none)
 
 
@@ -92,7 +92,7 @@ class Batches(IterableDataset[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         for _ in range(self._length):
-            wait("data")
+            spend("data")
             yield torch.ones(2, 3)
 
 
@@ -100,7 +100,7 @@ def loader(length: int = 10**6) -> DataLoader[Tensor]:
     return DataLoader(Batches(length), batch_size=None)
 
 
-def trained() -> tuple[SlowModel, SlowSGD]:
+def slow_model_and_optimizer() -> tuple[SlowModel, SlowSGD]:
     model = SlowModel()
     return model, SlowSGD(model.parameters())
 
@@ -132,7 +132,7 @@ def shape(rows: int = STEPS - 2, **waits: float) -> Callable[[Callable[[], None]
 
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def usual() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         model(batch).sum().backward()
         optimizer.step()
@@ -141,11 +141,11 @@ def usual() -> None:
 
 @shape(data=1, forward=1, loss=1, backward=1, optimizer=1, zero_grad=1, clip=1)
 def loss_after_the_call() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         optimizer.zero_grad()
         output = model(batch)
-        wait("loss")
+        spend("loss")
         output.sum().backward()
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -154,10 +154,10 @@ def loss_after_the_call() -> None:
 @shape(forward=1, backward=1, optimizer=1, zero_grad=1, other=1)
 def batch_made_between() -> None:
     """nanoGPT's order: a function makes the next batch between forward and backward."""
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _ in range(STEPS):
         output = model(0)
-        wait("other")
+        spend("other")
         output.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -165,7 +165,7 @@ def batch_made_between() -> None:
 
 @shape(data=1, forward=2, backward=2, optimizer=2, zero_grad=2)
 def gan() -> None:
-    (critic, critics), (maker, makers) = trained(), trained()
+    (critic, critics), (maker, makers) = slow_model_and_optimizer(), slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         for model, optimizer in ((critic, critics), (maker, makers)):
             optimizer.zero_grad()
@@ -176,7 +176,7 @@ def gan() -> None:
 @shape(rows=2 * STEPS - 3, forward=1, backward=1, optimizer=1, zero_grad=1)
 def gan_without_loader() -> None:
     """A row for each optimizer. The second model is known once its optimizer has stepped."""
-    (critic, critics), (maker, makers) = trained(), trained()
+    (critic, critics), (maker, makers) = slow_model_and_optimizer(), slow_model_and_optimizer()
     for _ in range(STEPS):
         for model, optimizer in ((critic, critics), (maker, makers)):
             optimizer.zero_grad()
@@ -187,7 +187,7 @@ def gan_without_loader() -> None:
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1, other=1)
 def without_gradients_first() -> None:
     """A model that is trained makes something without gradients, in each step."""
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         with torch.no_grad():
             model(batch)
@@ -199,7 +199,7 @@ def without_gradients_first() -> None:
 @shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def validates() -> None:
     """Epochs of seven batches, and a validation after each fifth step. The last step is seen to end."""
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     steps = 0
     training_loader, validation_loader = loader(7), DataLoader(torch.ones(2, 3))
     while steps < STEPS:
@@ -218,7 +218,7 @@ def validates() -> None:
 
 
 def epochs_of_seven(validate: Callable[[SlowModel, DataLoader[Any]], None]) -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     training_loader, validation_loader = loader(7), DataLoader(torch.ones(6, 3), batch_size=2)
     for _ in range(STEPS // 7):
         for batch in training_loader:
@@ -242,7 +242,7 @@ def validates_in_training_mode() -> None:
 
 @shape(data=3, forward=3, backward=3, optimizer=1, zero_grad=1)
 def accumulates() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for number, batch in zip(range(3 * STEPS), loader(), strict=False):
         model(batch).sum().backward()
         if number % 3 == 2:
@@ -252,7 +252,7 @@ def accumulates() -> None:
 
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def fetches_ahead() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     batches = iter(loader())
     batch = next(batches)
     for _ in range(STEPS):
@@ -266,7 +266,7 @@ def fetches_ahead() -> None:
 @shape(data=1, forward=1, backward=1, optimizer=0.5, zero_grad=1)
 def scaler_skips_steps() -> None:
     """Every other step of the optimizer is skipped, as its gradients are infinite."""
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for number, batch in zip(range(STEPS), loader(), strict=False):
         factor = float("inf") if number % 2 else 1.0
@@ -278,7 +278,7 @@ def scaler_skips_steps() -> None:
 
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def closure() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
 
         def compute(batch: Tensor = batch) -> Tensor:
@@ -292,7 +292,7 @@ def closure() -> None:
 
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def optimizer_within_backward() -> None:
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
 
     def step(parameter: Tensor) -> None:
         optimizer.step()
@@ -306,7 +306,7 @@ def optimizer_within_backward() -> None:
 @shape(data=1, backward=1, optimizer=1, zero_grad=1, **{"forward without a mark": 1})
 def calls_forward_itself() -> None:
     """No hook of torch is called: the time of the call is in ``other``."""
-    model, optimizer = trained()
+    model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         model.forward(batch).sum().backward()
         optimizer.step()
@@ -328,7 +328,7 @@ def all_batches_first() -> None:
         def zero_grad(self, set_to_none: bool = True) -> None:
             self.inner.zero_grad()
 
-    model, inner = trained()
+    model, inner = slow_model_and_optimizer()
     optimizer = Container(inner)
     batches = iter(loader())
     for _ in range(STEPS):
@@ -342,7 +342,7 @@ def all_batches_first() -> None:
 @shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def checkpoints_activations() -> None:
     """Backward calls the whole model once more: that is backward's time, but here it takes no time of its own."""
-    model, _ = trained()
+    model, _ = slow_model_and_optimizer()
     layers = torch.nn.ModuleList([model, torch.nn.Linear(1, 1)])
 
     class Checkpointed(torch.nn.Module):

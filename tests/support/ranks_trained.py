@@ -16,7 +16,7 @@ import torch
 from benchmarks.known_ranks.loop import Delay
 from benchmarks.known_ranks.processes import on_ranks
 from benchmarks.known_ranks.trial import Case, watch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule, seed_everything
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ def bits(way: Way, rank: int, folder: Path, instrumented: bool) -> dict[str, Any
     seed_everything(7 + rank, verbose=False)
     CALLS.clear()
     profiler = (
-        instruments(warmup=1, measure=2, memory=1, trace=1, actions=1, stop_when_done=False) if instrumented else None
+        make_profiler(warmup=1, measure=2, memory=1, trace=1, actions=1, stop_when_done=False) if instrumented else None
     )
     module = module_class()
     if not isinstance(module, Sharded):

@@ -32,12 +32,12 @@ def evidence_of(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -
     return Evidence(rows=rows, steps_planned={"measure": len(rows)}, **{**known, **found})
 
 
-def recorded(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> RunRecord:
+def record_of(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> RunRecord:
     """The record of ``evidence_of`` the same."""
     return conclude(evidence_of(steps_ms, **found))
 
 
-def lines(record: RunRecord, verbose: bool = False) -> dict[str, list[str]]:
+def printed_lines(record: RunRecord, verbose: bool = False) -> dict[str, list[str]]:
     """Return what is printed at the run's end, by the line's first word."""
     values: dict[str, list[str]] = {}
     for line in render(end_tables(record, Path("/logs"), verbose), "terminal").splitlines():

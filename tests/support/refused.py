@@ -9,7 +9,7 @@ from stored_texts import assert_stored, masked
 from lm_profiler.cli.main import main
 
 
-def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+def printed_refusal(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the message about a wrong call."""
     assert main([*arguments]) == 2, arguments
     out, err = capsys.readouterr()
@@ -31,5 +31,5 @@ def assert_refused_as_stored(
     messages = {}
     for call in calls:
         case = masked(" ".join(call), **folders).replace("\n", "\\n")
-        messages[case[:100] or "no arguments"] = refused([*call[:1], *first, *call[1:]], capsys)
+        messages[case[:100] or "no arguments"] = printed_refusal([*call[:1], *first, *call[1:]], capsys)
     assert_stored(name, messages, **folders)

@@ -6,7 +6,7 @@ import pytorch_lightning
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from zoo import ROWS, WIDTH, OneLayer, Paper, mm
+from zoo import ROWS, WIDTH, OneLayer, Paper, product_flops
 
 
 class CompiledPart(OneLayer):
@@ -33,7 +33,7 @@ class DoesMore(OneLayer):
         return super().loss(batch)
 
     def paper(self, step: int) -> Paper:
-        return 2 * mm(ROWS), mm(ROWS), 0
+        return 2 * product_flops(ROWS), product_flops(ROWS), 0
 
     setup = prepare_data = configure_model = on_fit_start = on_train_start = on_train_batch_start = _refuse
     on_before_zero_grad = on_after_backward = on_train_batch_end = on_train_epoch_end = on_train_end = teardown = (
@@ -58,4 +58,4 @@ class Renamed(pytorch_lightning.LightningModule):
         return DataLoader(torch.zeros(4 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
 
     def paper(self, step: int) -> Paper:
-        return mm(ROWS), mm(ROWS), 0
+        return product_flops(ROWS), product_flops(ROWS), 0

@@ -8,7 +8,7 @@ from lm_profiler.report.views.blocks import Json
 from lm_profiler.report.views.registry import VIEWS
 
 
-def shown(view: str, entry: Entry) -> list[Json]:
+def blocks_of_view(view: str, entry: Entry) -> list[Json]:
     """The blocks of a view of ``entry``."""
     return VIEWS[view].answer(entry)
 
@@ -25,11 +25,11 @@ def every_block(blocks: Iterable[Json]) -> Iterator[Json]:
                 yield from every_block(row.get("inside", []))
 
 
-def of_kind(blocks: Iterable[Json], kind: str) -> list[Json]:
+def blocks_of_kind(blocks: Iterable[Json], kind: str) -> list[Json]:
     return [block for block in every_block(blocks) if block["kind"] == kind]
 
 
-def titled(blocks: Iterable[Json], title: str) -> Json:
+def block_titled(blocks: Iterable[Json], title: str) -> Json:
     """The one card or fold whose title begins with ``title``."""
     [found] = [block for block in every_block(blocks) if str(block.get("title", "")).startswith(title)]
     return found
@@ -40,7 +40,7 @@ def text_of(blocks: Iterable[Json]) -> str:
     return "\n".join(block["text"] for block in every_block(blocks) if "text" in block)
 
 
-def rows_of(block: Json) -> list[list[str]]:
+def table_rows(block: Json) -> list[list[str]]:
     """The titles and the rows of the one table inside of ``block``."""
     [table] = [found for found in every_block([block]) if found["kind"] in ("table", "long table")]
     return [table.get("titles", []), *table["rows"]]
@@ -48,11 +48,11 @@ def rows_of(block: Json) -> list[list[str]]:
 
 def bars_of(block: Json) -> dict[str, Any]:
     """The rows of the one group of bars inside of ``block``, by title."""
-    [bars] = of_kind([block], "bars")
+    [bars] = blocks_of_kind([block], "bars")
     return {row["title"]: row for row in bars["rows"]}
 
 
 def series_of(block: Json) -> dict[str, Any]:
     """The series of the one chart inside of ``block``, by name."""
-    [chart] = of_kind([block], "chart")
+    [chart] = blocks_of_kind([block], "chart")
     return {series["name"]: series for series in chart["data"]}

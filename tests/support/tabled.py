@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import compared
-from by_hand import outcome
+from by_hand import made_outcome
 from made_environment import made_step
 
 from lm_profiler.analysis.steps.summaries import model_of, summaries
@@ -28,7 +28,7 @@ def step_rows(measured: Steps, warmup: Steps = ()) -> list[StepRow]:
     return found
 
 
-def config(**options: Any) -> dict[str, Any]:
+def config_with(**options: Any) -> dict[str, Any]:
     """A resolved config; ``options`` by the last part of their names."""
     model = {"size": "small", "compile": False, "attention": "sdpa", "optimizer": "adamw"}
     data = {"batch_size": 4, "context_length": 512}
@@ -44,7 +44,9 @@ def _of(section: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in own}
 
 
-def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("cuda", "H100"), **options: Any) -> Any:
+def facts_of_run(
+    measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("cuda", "H100"), **options: Any
+) -> Any:
     """Return the record of such a run; of one that died if ``failed`` gives status and message."""
     status, message = options.pop("failed", ("ok", None))
     rows = step_rows(measured, warmup)[len(warmup) :]
@@ -60,17 +62,17 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
     }
     failure = None if message is None else Failure(phase="backward", step=1, type="Error", message=message)
     name = options.pop("name", "run")
-    return {**known, "name": name, "status": status, "failure": failure, "config": config(**options)}
+    return {**known, "name": name, "status": status, "failure": failure, "config": config_with(**options)}
 
 
-def run(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -> Entry:
-    """A run that is on no disk; see ``facts``."""
-    return compared.entry(folder, step_rows(measured, warmup), **facts(measured, warmup, **options))
+def made_run_of(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -> Entry:
+    """A run that is on no disk; see ``facts_of_run``."""
+    return compared.entry_of_rows(folder, step_rows(measured, warmup), **facts_of_run(measured, warmup, **options))
 
 
-def write(folder: Path, measured: Steps = (), warmup: Steps = (), **options: Any) -> Path:
+def write_run_of(folder: Path, measured: Steps = (), warmup: Steps = (), **options: Any) -> Path:
     """The same on the disk."""
-    return compared.write(folder, step_rows(measured, warmup), **facts(measured, warmup, **options))
+    return compared.write_run(folder, step_rows(measured, warmup), **facts_of_run(measured, warmup, **options))
 
 
 def write_sweep(
@@ -90,5 +92,5 @@ def write_sweep(
         (folder / cell.id).mkdir(exist_ok=True)
         where = None if at is None else str(at.relative_to(folder))
         reason = None if status == "ok" else f"it was {status}"
-        outcome(cell.id, status, 1.0, reason, run=where, exit_code=0).write(folder / cell.id / OUTCOME_FILE)
+        made_outcome(cell.id, status, 1.0, reason, run=where, exit_code=0).write(folder / cell.id / OUTCOME_FILE)
     return folder

@@ -67,7 +67,7 @@ def load_server() -> None:
     process.join()
 
 
-def start(
+def start_python(
     *arguments: str,
     out: Path,
     err: Path | None = None,
@@ -87,7 +87,7 @@ def start(
     return process
 
 
-def end(process: ForkServerProcess, timeout_s: float = 500.0) -> int:
+def exit_code_of(process: ForkServerProcess, timeout_s: float = 500.0) -> int:
     """Its exit code; it is killed where it takes longer."""
     process.join(timeout_s)
     if process.is_alive():
@@ -97,7 +97,7 @@ def end(process: ForkServerProcess, timeout_s: float = 500.0) -> int:
     return process.exitcode
 
 
-def run(
+def run_python(
     *arguments: str,
     stdin: bytes = b"",
     folder: Path | None = None,
@@ -109,8 +109,10 @@ def run(
     with tempfile.TemporaryDirectory() as folder_of_output:
         reads, out, err = (Path(folder_of_output, name) for name in ("in", "out", "err"))
         reads.write_bytes(stdin)
-        process = start(*arguments, out=out, err=err, reads=reads, folder=folder, environment=environment, rates=rates)
-        code = end(process, timeout_s)
+        process = start_python(
+            *arguments, out=out, err=err, reads=reads, folder=folder, environment=environment, rates=rates
+        )
+        code = exit_code_of(process, timeout_s)
         return CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
 
@@ -125,20 +127,20 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 50
         for rank in ("0", "1"):
             out, err = Path(folder_of_output, f"out{rank}"), Path(folder_of_output, f"err{rank}")
             environment = {**common, "OMP_NUM_THREADS": "1", "LOCAL_RANK": rank}
-            ranks.append(start(program, *arguments, out=out, err=err, folder=folder, environment=environment))
+            ranks.append(start_python(program, *arguments, out=out, err=err, folder=folder, environment=environment))
             files.append((out, err))
-        codes = [end(rank, timeout_s) for rank in ranks]
+        codes = [exit_code_of(rank, timeout_s) for rank in ranks]
         printed, errors = ("".join(file.read_text() for file in each) for each in zip(*files, strict=True))
     return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, errors)
 
 
-def context(kind: str) -> Any:
+def rank_context(kind: str) -> Any:
     """In which ranks are started."""
     return multiprocessing.get_context(kind) if _IS_FRESH else CONTEXT
 
 
 @contextmanager
-def fresh() -> Iterator[None]:
+def fresh_processes() -> Iterator[None]:
     """Interpreters and ranks are fresh processes meanwhile, as they are for users."""
     _IS_FRESH.append(True)
     yield
@@ -304,8 +306,8 @@ def _code_of(command: Sequence[str], folder: str, environment: dict[str, str]) -
     try:
         _interpret([word for word in command[1:] if word != "-u"], folder, environment)
         code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SystemExit as exit_code_of:
+        code = exit_code_of.code if isinstance(exit_code_of.code, int) else int(exit_code_of.code is not None)
     except BaseException:
         traceback.print_exc()
         code = 1

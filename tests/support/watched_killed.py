@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults import Tiny, train
-from known_loop import instruments
+from faults import Tiny, train_tiny
+from known_loop import make_profiler
 
 
 class Slow(Tiny):
@@ -17,4 +17,4 @@ class Slow(Tiny):
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), [instruments(warmup=1, measure=3, watch=True, log_dir=Path(sys.argv[1]))], Slow)
+    train_tiny(Path(sys.argv[1]), [make_profiler(warmup=1, measure=3, watch=True, log_dir=Path(sys.argv[1]))], Slow)

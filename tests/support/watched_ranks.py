@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from benchmarks.known_ranks.processes import on_ranks
 from faults import Tiny
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -47,7 +47,7 @@ def fitted(rank: int) -> float:
     warnings.simplefilter("ignore")
     watching._HAND_OVER_NS, watch_writer._COMPARE_RANKS_NS = 1_000_000, 200_000_000
     folder, began = Path(sys.argv[1]), Began()
-    profiler = instruments(warmup=1, measure=3, watch=True, log_dir=folder)
+    profiler = make_profiler(warmup=1, measure=3, watch=True, log_dir=folder)
     two: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     trainer_with([began, profiler], folder, max_steps=STEPS, **two).fit(OfRank())
     return time.perf_counter() - began.at

@@ -1,8 +1,8 @@
 """Small modules of the kinds that libraries are made of, each with the FLOPs of its steps worked out by hand.
 
-``paper(step)`` gives (forward, backward, recomputation) of the step with that number, counted from 1. In ``mm`` stands
-one product [rows, inputs] x [inputs, outputs]. A backward pass has one product for the weight, and one for the input
-where that needs a gradient.
+``paper(step)`` gives (forward, backward, recomputation) of the step with that number, counted from 1. ``product_flops``
+is of one product [rows, inputs] x [inputs, outputs]. A backward pass has one product for the weight, and one for the
+input where that needs a gradient.
 """
 
 import copy
@@ -19,7 +19,7 @@ ROWS, WIDTH = 6, 8
 Paper = tuple[int, int, int]
 
 
-def mm(rows: int, inputs: int = WIDTH, outputs: int = WIDTH) -> int:
+def product_flops(rows: int, inputs: int = WIDTH, outputs: int = WIDTH) -> int:
     return 2 * rows * inputs * outputs
 
 
@@ -81,7 +81,7 @@ class GAN(Kind):
         return [torch.optim.Adam(net.parameters(), lr=1e-2) for net in (self.judge, self.generator_net)]
 
     def paper(self, step: int) -> Paper:
-        generate, judge = mm(ROWS), mm(ROWS, WIDTH, 1)
+        generate, judge = product_flops(ROWS), product_flops(ROWS, WIDTH, 1)
         return generate + 3 * judge, 2 * judge + 2 * judge + generate, 0
 
 
@@ -103,7 +103,7 @@ class Contrastive(Kind):
         return loss
 
     def paper(self, step: int) -> Paper:
-        encode, pairs = mm(ROWS), mm(ROWS, WIDTH, ROWS)
+        encode, pairs = product_flops(ROWS), product_flops(ROWS, WIDTH, ROWS)
         return 2 * encode + pairs, pairs + encode, 0
 
     def state_of_its_own(self) -> Any:
@@ -140,7 +140,11 @@ class Masked(Kind):
     def paper(self, step: int) -> Paper:
         rows = 2 * self.tokens
         attention = 4 * 2 * self.tokens**2 * WIDTH
-        mix, up, head = mm(rows, WIDTH, 3 * WIDTH), mm(rows, WIDTH, 4 * WIDTH), mm(rows, WIDTH, 11)
+        mix, up, head = (
+            product_flops(rows, WIDTH, 3 * WIDTH),
+            product_flops(rows, WIDTH, 4 * WIDTH),
+            product_flops(rows, WIDTH, 11),
+        )
         forward = mix + attention + 2 * up + head
         return forward, 2 * forward, 2 * up
 
@@ -159,7 +163,7 @@ class Closures(Kind):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
 
     def paper(self, step: int) -> Paper:
-        return 4 * mm(ROWS, WIDTH, 1), 4 * mm(ROWS, WIDTH, 1), 0
+        return 4 * product_flops(ROWS, WIDTH, 1), 4 * product_flops(ROWS, WIDTH, 1), 0
 
 
 class Differentiated(Kind):
@@ -178,7 +182,7 @@ class Differentiated(Kind):
         return y + slope.square().sum()
 
     def paper(self, step: int) -> Paper:
-        one = mm(ROWS, WIDTH, 1)
+        one = product_flops(ROWS, WIDTH, 1)
         # vmap(grad): the product, and its weight's gradient; the penalty: x's gradient, that product's two gradients
         # and the first product's two.
         return 2 * one, one + 5 * one, 0
@@ -193,14 +197,14 @@ class OneLayer(Kind):
         return self.layer(batch).square().mean()
 
     def paper(self, step: int) -> Paper:
-        return mm(ROWS), mm(ROWS), 0
+        return product_flops(ROWS), product_flops(ROWS), 0
 
 
 class Accumulating(OneLayer):
     """Three batches a step, each in two optimizers' phases."""
 
     def paper(self, step: int) -> Paper:
-        return 3 * mm(ROWS), 3 * mm(ROWS), 0
+        return 3 * product_flops(ROWS), 3 * product_flops(ROWS), 0
 
 
 class TwoLayers(nn.Module):
@@ -224,7 +228,7 @@ class Compiled(Kind):
         return self.net(batch).square().mean()
 
     def paper(self, step: int) -> Paper:
-        return 2 * mm(ROWS), 3 * mm(ROWS), 0
+        return 2 * product_flops(ROWS), 3 * product_flops(ROWS), 0
 
 
 class CompiledOutside(Compiled):

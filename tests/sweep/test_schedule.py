@@ -3,9 +3,10 @@
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from by_hand import CELL, leave_record, plan
+from by_hand import CELL, made_sweep_plan, write_cell_record
 from stored_texts import assert_stored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,6 +31,12 @@ class RecordingReporter:
     def tick(self) -> None: ...
 
 
+class SentSignal(NamedTuple):
+    at_s: float
+    cell: str
+    number: int
+
+
 class Processes:
     """Each cell runs for ``lasts`` seconds, ends a moment after SIGTERM unless ``deaf``, at once at SIGKILL."""
 
@@ -38,10 +45,10 @@ class Processes:
         self.now = 100.0
         self.ends: dict[str, tuple[float, int]] = {}
         self.environments: dict[str, str | None] = {}
-        self.most = 0
+        self.most_at_once = 0
         self.caches: list[list[str | None]] = []
-        self.signals: list[tuple[float, str, int]] = []
-        self.at: dict[float, Callable[[], None]] = {}
+        self.signals: list[SentSignal] = []
+        self.calls_at_s: dict[float, Callable[[], None]] = {}
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         assert output == self.folder / cell / "output.txt"
@@ -51,23 +58,23 @@ class Processes:
             Path(cache).mkdir(parents=True)
         self.environments[cell] = environment.get("CUDA_VISIBLE_DEVICES")
         self.ends[cell] = (self.now + self.lasts[cell], 0)
-        self.most = max(self.most, len(self.ends))
+        self.most_at_once = max(self.most_at_once, len(self.ends))
 
     def signal(self, cell: str, number: int) -> None:
-        self.signals.append((self.now - 100.0, cell, number))
+        self.signals.append(SentSignal(self.now - 100.0, cell, number))
         if cell in self.ends and (number == signal.SIGKILL or cell not in self.deaf):
             self.ends[cell] = (self.now + 0.5, -signal.SIGKILL if number == signal.SIGKILL else 130)
 
     def wait_for_ends(self, timeout_s: float | None) -> list[CellEnded]:
         assert timeout_s >= 0
         self.now += max(timeout_s, 0.01)
-        for when in [when for when in self.at if when <= self.now - 100.0]:
-            self.at.pop(when)()
+        for when in [when for when in self.calls_at_s if when <= self.now - 100.0]:
+            self.calls_at_s.pop(when)()
         ended = [(cell, code) for cell, (when, code) in self.ends.items() if when <= self.now]
         for cell, code in ended:
             del self.ends[cell]
             if code == 0:
-                leave_record(self.folder, "ok", cell)
+                write_cell_record(self.folder, "ok", cell)
         return [CellEnded(cell, code) for cell, code in ended]
 
 
@@ -75,7 +82,7 @@ def schedule(
     processes: Processes, devices: Sequence[str | None] = (None,), timeout_s: float | None = None
 ) -> tuple[Schedule, RecordingReporter]:
     reporter = RecordingReporter()
-    cells = plan(*processes.lasts).cells
+    cells = made_sweep_plan(*processes.lasts).cells
     work = Schedule(processes.folder, cells, processes, reporter, devices, timeout_s, clock=lambda: processes.now)
     return work, reporter
 
@@ -85,7 +92,7 @@ def test_cells_run_one_at_a_time_in_order(tmp_path: Path) -> None:
     work, reporter = schedule(processes)
     work.run()
     assert reporter.events == ["+a", "-a ok", "+b", "-b ok", "+c", "-c ok"]
-    assert processes.most == 1
+    assert processes.most_at_once == 1
     assert processes.environments == {"a": None, "b": None, "c": None}
 
 
@@ -93,23 +100,22 @@ def test_cells_run_one_at_a_time_on_each_device(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 5, "b": 1, "c": 1, "d": 1})
     work, reporter = schedule(processes, ["0", "2,3"])
     work.run()
-    assert processes.most == 2
+    assert processes.most_at_once == 2
     assert processes.environments == {"a": "0", "b": "2,3", "c": "2,3", "d": "2,3"}
     assert reporter.events[:4] == ["+a", "+b", "-b ok", "+c"]
     assert reporter.events[-1] == "-a ok"
 
 
 def test_a_cell_over_its_time_is_terminated_then_killed(tmp_path: Path) -> None:
+    """The first cell has until 7 s; the second one begins a moment later and does not react to SIGTERM."""
     processes = Processes(tmp_path, {"slow": 99, "deaf": 99, "quick": 1}, deaf=["deaf"])
     work, reporter = schedule(processes, timeout_s=7)
     work.run()
     assert reporter.events == ["+slow", "-slow timeout", "+deaf", "-deaf timeout", "+quick", "-quick ok"]
-    (at, *term), (later, *deaf), (last, *kill) = processes.signals
-    assert term == ["slow", signal.SIGTERM]
-    assert at == pytest.approx(7.0, abs=0.02)
-    assert deaf == ["deaf", signal.SIGTERM]
-    assert kill == ["deaf", signal.SIGKILL]
-    assert last - later == pytest.approx(GRACE_S, abs=0.02)
+    slow, deaf, killed = processes.signals
+    assert slow == SentSignal(pytest.approx(7.0, abs=0.02), "slow", signal.SIGTERM)
+    assert (deaf.cell, deaf.number) == ("deaf", signal.SIGTERM)
+    assert killed == SentSignal(pytest.approx(deaf.at_s + GRACE_S, abs=0.02), "deaf", signal.SIGKILL)
     reasons = {cell: outcome.reason or "" for cell, outcome in read_outcomes(tmp_path).items()}
     assert_stored("sweep/reasons: over its time", reasons)
 
@@ -117,10 +123,10 @@ def test_a_cell_over_its_time_is_terminated_then_killed(tmp_path: Path) -> None:
 def test_an_interrupted_sweep_begins_no_cell(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 1, "b": 99, "deaf": 99, "c": 1}, deaf=["deaf"])
     work, reporter = schedule(processes, [None, None], timeout_s=50)
-    processes.at[3.0] = lambda: setattr(work, "interrupted", True)
+    processes.calls_at_s[3.0] = lambda: setattr(work, "interrupted", True)
     work.run()
     assert reporter.events == ["+a", "+b", "-a ok", "+deaf", "-b interrupted", "-deaf interrupted"]
-    assert [number for _, _, number in processes.signals] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+    assert [sent.number for sent in processes.signals] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 
 
 def test_files_of_an_earlier_try_are_removed(tmp_path: Path) -> None:
@@ -130,14 +136,18 @@ def test_files_of_an_earlier_try_are_removed(tmp_path: Path) -> None:
     assert read_outcomes(tmp_path)["b"].status == "ok"
 
 
-def test_each_cell_compiles_into_its_folder_unless_one_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_cell_compiles_into_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     processes = Processes(tmp_path, {"a": 1.0, "b": 1.0})
     schedule(processes)[0].run()
-    own = [tmp_path / cell / "compile_cache" for cell in ("a", "b")]
-    assert processes.caches == [[str(folder), str(folder / "triton")] for folder in own]
+    folders = [tmp_path / cell / "compile_cache" for cell in ("a", "b")]
+    assert processes.caches == [[str(folder), str(folder / "triton")] for folder in folders]
     assert not list(tmp_path.glob("*/compile_cache"))
+
+
+def test_cells_compile_into_a_folder_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/shared")
     processes = Processes(tmp_path, {"a": 1.0})
     schedule(processes)[0].run()
@@ -177,7 +187,7 @@ def test_the_reason_of_a_failed_cell(tmp_path: Path) -> None:
         (folder / CELL.id).mkdir(parents=True)
         (folder / CELL.id / "output.txt").write_bytes(b"first\nlm_profiler: the last words\n\xff\n"[:-2])
         if left is not None:
-            leave_record(folder, left, failure={"oom": OUT_OF_MEMORY, "refused": REFUSED}.get(left))
+            write_cell_record(folder, left, failure={"oom": OUT_OF_MEMORY, "refused": REFUSED}.get(left))
         outcome = record_outcome(folder, CELL, ended)
         assert outcome.status == status, (left, ended)
         assert outcome.run == (None if left is None else f"{CELL.id}/version_0")
@@ -196,13 +206,18 @@ def test_a_damaged_record_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / CELL.id / "version_0" / "run.json").write_text("{")
     outcome = record_outcome(tmp_path, CELL, ProcessEnd(1, 1.0))
     assert (outcome.status, outcome.reason, outcome.run) == ("failed", "exit code 1", None)
-    without_run = tmp_path / "without_run"
-    (without_run / CELL.id).mkdir(parents=True)
-    record_outcome(without_run, CELL, ProcessEnd(2, 1.0))
-    events = EventAccumulator(str(without_run / CELL.id))
+
+
+def test_a_cell_without_a_run_is_in_tensorboard(tmp_path: Path) -> None:
+    (tmp_path / CELL.id).mkdir(parents=True)
+    record_outcome(tmp_path, CELL, ProcessEnd(2, 1.0))
+    events = EventAccumulator(str(tmp_path / CELL.id))
     events.Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"a.x" in content
     texts = [text for event in events.Tensors("summary") for text in event.tensor_proto.string_val]
     assert any(b"failed: exit code 2" in text for text in texts)
+
+
+def test_kills_for_memory_are_counted() -> None:
     assert memory_kills() >= 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import outcome
+from by_hand import made_outcome
 from made_runs import FORWARD_S, made_entry, made_record
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -65,7 +65,7 @@ def test_every_run_has_options_and_main_figures(tmp_path: Path, ask: Ask) -> Non
     cell = Cell(id="c2", overrides={"model.size": "xl", "data.context_length": "512"}, repeat=0, arguments=["fit"])
     write_hparams(Entry(tmp_path / "a" / "version_0", small))
     write_hparams(Entry(tmp_path / "a" / "version_1", large))
-    write_hparams(Entry(tmp_path / "c2", None, cell, outcome("c2", "timeout", 600.0, "600 s")))
+    write_hparams(Entry(tmp_path / "c2", None, cell, made_outcome("c2", "timeout", 600.0, "600 s")))
 
     found = sessions(ask)
     assert set(found) == {"a/version_0", "a/version_1", "c2"}

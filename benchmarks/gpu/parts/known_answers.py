@@ -19,7 +19,7 @@ from lm_profiler.record.quantities import PHASES
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 from known_loop import (  # the tests' loop is no package
-    instruments,
+    make_profiler,
     measured_rows,
     trainer_with,
 )
@@ -88,7 +88,7 @@ def measured(
     folder = place.folder / name.replace(" ", "_")
     folder.mkdir(exist_ok=True)
     clock = device.clock if isinstance(device, MadeUpDevice) else time.perf_counter_ns
-    profiler = instruments(WARMUP, MEASURE, log_dir=folder, clock=clock)
+    profiler = make_profiler(WARMUP, MEASURE, log_dir=folder, clock=clock)
     trainer = trainer_with(
         [profiler],
         folder,

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.simulation import TUNED, spiky
-from compared import CONFIG, ENVIRONMENT, MODEL, TEN_MS, entry, entry_of_steps, near_ten_ms, record, rows
+from compared import (
+    CONFIG,
+    ENVIRONMENT,
+    MODEL,
+    TEN_MS,
+    entry_of_rows,
+    entry_of_steps,
+    record_like,
+    rows_near_10_ms,
+    rows_of_parts,
+)
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -23,7 +33,7 @@ from lm_profiler.usage_error import UsageError
 
 
 def made_run(folder: str, scale: float = 1.0, **changes: Any) -> Entry:
-    return entry(folder, near_ten_ms(scale), **changes)
+    return entry_of_rows(folder, rows_near_10_ms(scale), **changes)
 
 
 def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Comparison:
@@ -31,31 +41,37 @@ def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Com
 
 
 def test_differences_are_ranked_by_their_effect_on_the_step() -> None:
-    def run(folder: str, forward: float, backward: float, transfer: float) -> Entry:
-        parts = {"forward": forward, "backward": backward, "transfer": transfer}
-        return entry(folder, rows({part: [s] * 9 for part, s in parts.items()}))
+    """In B, backward takes 30 ms less and forward 2; transfer takes twice as long, and yet 0.1 ms of 100.1."""
 
-    found = compare([run("a", 0.040, 0.060, 0.0001)], [run("b", 0.038, 0.030, 0.0002)])
-    assert [row.part for row in found.phases] == ["backward", "forward", "transfer"]
-    assert (found.step.difference_s, found.step.verdict) == (pytest.approx(-0.0319), "FASTER")
-    assert found.forward_backward.interval.ratio == pytest.approx(68 / 100)
-    backward, _, transfer = found.phases
+    def run_of_parts(folder: str, forward_s: float, backward_s: float, transfer_s: float) -> Entry:
+        parts_s = {"forward": forward_s, "backward": backward_s, "transfer": transfer_s}
+        return entry_of_rows(folder, rows_of_parts({part: [seconds] * 9 for part, seconds in parts_s.items()}))
+
+    found = compare([run_of_parts("a", 0.040, 0.060, 0.0001)], [run_of_parts("b", 0.038, 0.030, 0.0002)])
+    backward, forward, transfer = found.phases
+    assert [row.part for row in (backward, forward, transfer)] == ["backward", "forward", "transfer"]
+    assert found.step.difference_s == pytest.approx(-0.030 - 0.002 + 0.0001)
+    assert found.step.verdict == "FASTER"
+    assert found.forward_backward.interval.ratio == pytest.approx((38 + 30) / (40 + 60))
     assert backward.of_step == pytest.approx(-30 / 100.1)
-    assert transfer.verdict == "SLOWER"  # twice as long
-    assert transfer.of_step == pytest.approx(0.1 / 100.1)  # and yet nothing
-    clipped = entry("b", rows({"forward": TEN_MS, "clip": [0.001] * 9}))
-    found = compare([made_run("a")], [clipped])
-    (clip,) = [row for row in found.phases if row.part == "clip"]
-    assert (clip.verdict, clip.interval, clip.difference_s) == ("ONLY B", None, pytest.approx(0.001))
-    assert {row.part for row in found.phases} == {"forward", "clip"}
+    assert transfer.verdict == "SLOWER"
+    assert transfer.of_step == pytest.approx(0.1 / 100.1)
+
+
+def test_a_phase_that_one_run_lacks_has_no_ratio() -> None:
+    clipped = entry_of_rows("b", rows_of_parts({"forward": TEN_MS, "clip": [0.001] * 9}))
+    changes = {change.part: change for change in compare([made_run("a")], [clipped]).phases}
+    assert set(changes) == {"forward", "clip"}
+    assert (changes["clip"].verdict, changes["clip"].interval) == ("ONLY B", None)
+    assert changes["clip"].difference_s == pytest.approx(0.001)
 
 
 def test_only_steady_steps_are_compared() -> None:
     of_rank = [
-        rows({"forward": [9.0, 9.0, *(scale * s for s in 2 * TEN_MS)]}, warmup_s=[99.0], rank=rank)
+        rows_of_parts({"forward": [9.0, 9.0, *(scale * s for s in 2 * TEN_MS)]}, warmup_s=[99.0], rank=rank)
         for rank, scale in enumerate((1.0, 3.0))
     ]
-    found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [made_run("b")])
+    found = compare([entry_of_rows("a", [*of_rank[0], *of_rank[1]])], [made_run("b")])
     assert found.step.a_s == pytest.approx(0.0200)
     assert found.step.b_s == pytest.approx(0.0100)
 
@@ -155,14 +171,14 @@ def test_notes_name_the_smallest_change_that_so_many_runs_show() -> None:
 
 
 def test_a_run_that_measured_nothing_is_named_and_not_compared(tmp_path: Path) -> None:
-    empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
+    empty = entry_of_rows("a1", rows_of_parts({}, warmup_s=[0.01]), status="failed")
     found = compare([made_run("a0"), empty, Entry(made_run("a2").folder, None)], [made_run("b")])
     assert found.a == ["a0"]
     assert_stored("compare/notes: left out", {"two of three runs": found.notes})
     alone = refusal(UsageError, lambda: compare([empty], [made_run("b")]))
     assert_stored("compare/refused: nothing measured", {"all of a side": alone})
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
-    refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
+    refused = Entry(tmp_path, record_like(status="refused", failure=why))  # there is no steps.csv
     message = refusal(UsageError, lambda: compare([made_run("a")], [refused]))
     assert_stored("compare/refused: ended before its first step", {"a run that was refused": message}, run=tmp_path)
 
@@ -234,6 +250,6 @@ def test_ten_phases_do_not_add_up_their_false_alarms() -> None:
     alarms = 0
     for _ in range(PAIRS):
         a, b = ({part: 0.01 * np.exp(0.1 * rng.standard_normal(20)) for part in parts} for _side in "ab")
-        found = compare([entry("a", rows(a))], [entry("b", rows(b))])
+        found = compare([entry_of_rows("a", rows_of_parts(a))], [entry_of_rows("b", rows_of_parts(b))])
         alarms += any(row.verdict in ("FASTER", "SLOWER") for row in (found.forward_backward, *found.phases))
     assert alarms / PAIRS < 0.05

@@ -758,6 +758,27 @@ def sampled_before(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(step.net.head(step.net.block(hidden)), labels)
 
 
+def block_of_a_classifier(step: Step, hidden: Tensor) -> Tensor:
+    mixed = functional.scaled_dot_product_attention(hidden[None, None], hidden[None, None], hidden[None, None])[0, 0]
+    return hidden + step.net.block(mixed)
+
+
+def one_token_of_the_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """All blocks run the same lines; in the last one, all tokens but the first are not used."""
+    for _ in range(3):
+        hidden = block_of_a_classifier(step, hidden)
+    return plain(step, hidden[:1], labels[:1])
+
+
+def products_between_layers(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Products cannot be fused."""
+    mix = torch.mm(hidden.detach().T, hidden.detach())
+    mixed = hidden
+    for _ in range(100):
+        mixed = torch.mm(mixed, mix)
+    return plain(step, mixed, labels)
+
+
 def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
     found = {operators.reason: operators for operators in Step().needless(sampled_before)}["repeated"]
     assert set(found.phase_shares) == {"forward"}
@@ -791,6 +812,11 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (logits_of_a_convolution, "transposed"),
         (dead_activations, "zeros"),
         (sparse_activations, "zeros"),
+        (logged_penalty_without_weight, "cancelled"),
+        (norms_of_weights, "figures"),
+        (products_between_layers, "unfused"),
+        (one_token_of_the_output, "ignored"),
+        (kept_for_later, "unused"),
     ],
 )
 def test_what_has_no_remedy_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor], reason: str) -> None:
@@ -810,11 +836,6 @@ def test_a_model_of_float64_is_slow_in_large_operators(name: str, makes_double: 
     assert ("double" in [found.reason for found in needless_operators(step)]) == is_found
 
 
-def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:
-    reasons = [found.reason for found in Step().needless(logged_penalty_without_weight)]
-    assert "cancelled" not in reasons
-
-
 @pytest.mark.parametrize(
     "needed",
     [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, recurrent,
@@ -822,11 +843,6 @@ def test_a_loss_whose_value_is_kept_is_needed_whatever_its_weight() -> None:
 )  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []
-
-
-def test_a_loss_is_not_a_figure_that_only_python_reads() -> None:
-    reasons = [found.reason for found in Step().needless(norms_of_weights)]
-    assert "figures" not in reasons
 
 
 def gradient_of_a_view(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -862,18 +878,6 @@ def test_layers_are_no_side_work(harmless: Callable[[Step, Tensor, Tensor], Tens
     assert {"side_work", "unfused"}.isdisjoint(reasons)
 
 
-def block_of_a_classifier(step: Step, hidden: Tensor) -> Tensor:
-    mixed = functional.scaled_dot_product_attention(hidden[None, None], hidden[None, None], hidden[None, None])[0, 0]
-    return hidden + step.net.block(mixed)
-
-
-def one_token_of_the_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
-    """All blocks run the same lines; in the last one, all tokens but the first are not used."""
-    for _ in range(3):
-        hidden = block_of_a_classifier(step, hidden)
-    return plain(step, hidden[:1], labels[:1])
-
-
 def propagate(hidden: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
     for _ in range(100):
         hidden = (0.5 * hidden).index_add(0, targets, hidden.index_select(0, sources))
@@ -886,24 +890,11 @@ def propagation(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, propagate(hidden, sources, targets), labels)
 
 
-def products_between_layers(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
-    mix = torch.mm(hidden.detach().T, hidden.detach())
-    mixed = hidden
-    for _ in range(100):
-        mixed = torch.mm(mixed, mix)
-    return plain(step, mixed, labels)
-
-
 def test_the_function_is_named_that_takes_the_time_of_the_whole_step() -> None:
     (found,) = [found for found in Step().needless(propagation) if found.reason == "unfused"]
     assert found.function == "propagate"
     # In each round, two products with 0.5, a sum of gradients, and zeros for one of them. Four more calls copy rows.
     assert found.count == pytest.approx(4 * 100, abs=4)
-
-
-def test_products_cannot_be_fused() -> None:
-    reasons = [found.reason for found in Step().needless(products_between_layers)]
-    assert "unfused" not in reasons
 
 
 def test_the_gradients_of_a_weight_in_a_loop_are_added_up_needlessly() -> None:
@@ -934,11 +925,6 @@ def test_the_overhead_of_a_call_is_known_without_small_calls(sizes: list[int], c
     assert seconds_of_calling(StepCalls(calls=calls)) == calling_s
 
 
-def test_the_last_of_equal_blocks_is_not_ignored() -> None:
-    reasons = [found.reason for found in Step().needless(one_token_of_the_output)]
-    assert "ignored" not in reasons
-
-
 def test_long_chains_of_joins_are_searched_once() -> None:
     """Each joins the two before it: a search from each to its beginning would take 2^n steps, and be too deep."""
     calls = [OperatorCall(name="aten::relu", phase="forward", seconds=1.0, reads=(), writes=(number,), elements=64)
@@ -951,11 +937,6 @@ def test_long_chains_of_joins_are_searched_once() -> None:
     calls.append(OperatorCall(name="aten::mm", phase="forward", seconds=1.0, reads=(2999, weight), writes=(3002,),
                               elements=128, product=product))  # fmt: skip
     assert layers_on_copied_rows(StepCalls(calls=calls, trained=frozenset({weight}))) == {}
-
-
-def test_what_is_kept_is_not_unused() -> None:
-    reasons = [found.reason for found in Step().needless(kept_for_later)]
-    assert "unused" not in reasons
 
 
 def test_a_step_with_sparse_gradients_is_recorded() -> None:

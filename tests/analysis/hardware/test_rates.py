@@ -1,5 +1,7 @@
 """Dense figures for exactly the device that reports itself; nothing for any other."""
 
+from typing import Any
+
 import pytest
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
@@ -152,26 +154,38 @@ def test_precision_names_the_dtype_of_the_products(precision, setting, dtype):
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def test_a_given_peak_precedes_the_datasheet_which_precedes_a_measured_one() -> None:
+def test_the_datasheet_precedes_a_measured_rate() -> None:
     rates = rates_of(H100, {"bfloat16": 700e12, "float32": 50e12}, 2.9e12)
-    assert [rate.flops_per_s for rate in rates.flops] == pytest.approx([989.4e12, 66.9e12])
+    assert rates.flops_per_s("bfloat16") == pytest.approx(989.4e12)
+    assert rates.flops_per_s("float32") == pytest.approx(66.9e12)
     assert rates.flops[0].source == peak(H100, "bfloat16").source  # type: ignore[union-attr]
     assert (rates.bytes_per_s, rates.bytes_source) == (3.35e12, bandwidth(H100).source)  # type: ignore[union-attr]
     assert rates.copied_bytes_per_s == 2.9e12
+
+
+def test_a_given_peak_precedes_the_datasheet() -> None:
     rates = rates_of(H100, {"bfloat16": 700e12, "float32": None}, None, given={"bfloat16": 600e12})
-    assert [(rate.dtype, rate.flops_per_s) for rate in rates.flops] == [
-        ("bfloat16", 600e12), ("float32", pytest.approx(66.9e12)),
-    ]  # fmt: skip
+    assert rates.flops_per_s("bfloat16") == 600e12
+    assert rates.flops_per_s("float32") == pytest.approx(66.9e12)
+
+
+def test_a_measured_rate_counts_without_a_datasheet() -> None:
     rates = rates_of("cpu", {"float32": 190e9, "float64": 90e9}, 16e9)
     assert [(rate.flops_per_s, rate.source) for rate in rates.flops] == [
         (190e9, MEASURED_PRODUCT), (90e9, MEASURED_PRODUCT),
     ]  # fmt: skip
     assert (rates.bytes_per_s, rates.bytes_source) == (16e9, MEASURED_COPY)
+
+
+def test_what_was_neither_given_nor_measured_is_unknown() -> None:
     rates = rates_of("cpu", {"float32": None}, None)
     assert (rates.flops, rates.bytes_per_s, rates.bytes_source) == ([], None, None)
     assert rates_of("Tesla T4", {"bfloat16": None}, None).flops_per_s("bfloat16") is None
-    assert rates_of(H100, {"float32": None}, None, float32_as="tf32").flops_per_s("float32") == pytest.approx(494.7e12)
-    assert rates_of(H100, {"float32": None}, None, float32_as=None).flops_per_s("float32") is None
+
+
+@pytest.mark.parametrize("float32_as, flops_per_s", [("tf32", pytest.approx(494.7e12)), (None, None)])
+def test_the_rate_of_float32_is_that_of_its_products(float32_as: str | None, flops_per_s: Any) -> None:
+    assert rates_of(H100, {"float32": None}, None, float32_as=float32_as).flops_per_s("float32") == flops_per_s
 
 
 @pytest.mark.parametrize(
@@ -194,18 +208,26 @@ def test_the_clock_of_a_peak(teraflops: float, multiprocessors: int, highest_mhz
     assert clock_hz == pytest.approx(boost_mhz * 1e6, rel=0.005)
 
 
-def test_mfu_of_published_examples() -> None:
-    # 156 TFLOP in half a second is 312 TFLOP/s: all of one A100, a quarter of four.
+def test_the_share_of_a_peak() -> None:
+    """156 TFLOP in half a second is 312 TFLOP/s: all of one A100, a quarter of four."""
     assert share_of_peak(156e12, 0.5, 312e12) == pytest.approx(1.0)
     assert share_of_peak(156e12, 0.5, 312e12, devices=4) == pytest.approx(0.25)
     assert share_of_peak(208e12, 1.0, 312e12) == pytest.approx(2 / 3)
-    # PaLM, table 3 and appendix B: 238.3k tokens/s on 6144 TPU v4 (275 TFLOP/s) is an MFU of 46.2 %.
-    per_token = 6 * 540_350_000_000 + 12 * 118 * 48 * 256 * 2048  # 6 N + 12 L H Q T
-    assert share_of_peak(per_token * 238_300, 1.0, 275e12, devices=6144) == pytest.approx(0.462, abs=0.001)
+    for flops, seconds, peak_rate in ((None, 0.1, 1e14), (1e12, None, 1e14), (1e12, 0.1, None)):
+        assert share_of_peak(flops, seconds, peak_rate) is None
+
+
+def test_mfu_of_palm() -> None:
+    """Table 3 and appendix B: 238.3k tokens/s on 6144 TPU v4 (275 TFLOP/s) is an MFU of 46.2 %."""
+    parameters, layers, heads, width_of_head, tokens = 540_350_000_000, 118, 48, 256, 2048
+    flops_per_token = 6 * parameters + 12 * layers * heads * width_of_head * tokens
+    share = share_of_peak(flops_per_token * 238_300, 1.0, 275e12, devices=6144)
+    assert share == pytest.approx(0.462, abs=0.001)
+
+
+def test_rates_of_what_is_unknown_are_unknown() -> None:
     assert per_second(2048, 0.5) == 4096
     assert per_second(None, 0.5) is None
     assert per_second(2048, None) is None
     assert sheet_clock_hz(989e12, 0, 1980e6) is None
     assert sheet_clock_hz(989e12, 132, 0.0) is None
-    for flops, seconds, peak_rate in ((None, 0.1, 1e14), (1e12, None, 1e14), (1e12, 0.1, None)):
-        assert share_of_peak(flops, seconds, peak_rate) is None

@@ -15,36 +15,51 @@ def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> R
     return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, str(rank), waited)
 
 
-def test_a_rank_waits_until_the_last_rank_of_its_group_arrives() -> None:
+def reduction(number: int, group: str = "0") -> Collective:
+    return Collective(group, number, "nccl:all_reduce")
+
+
+def test_a_rank_waits_until_the_last_rank_arrives() -> None:
+    """Four ranks come to 30 calls at random times, each of which ends for all of them at the same time."""
     draw = np.random.default_rng(5)
-    came = draw.integers(0, 10**7, (30, 4))
-    ends = came.max(axis=1) + draw.integers(10**4, 10**5, 30)
-    calls = [Collective("0", number, "nccl:all_reduce") for number in range(30)]
-    waiting = with_waits([timeline(rank, calls, (ends - came[:, rank]).tolist()) for rank in range(4)])
-    for rank in range(4):
-        assert waiting[rank].waited_ns == pytest.approx(came.max(axis=1) - came[:, rank])
-    # Groups of some ranks are compared with their own.
-    calls = {0: ("a", 1), 1: ("a", 1), 2: ("b", 1), 3: ("b", 1)}
-    took = {0: 5, 1: 9, 2: 100, 3: 90}
-    ranks = [timeline(r, [Collective(*calls[r], "nccl:all_gather")], [took[r]]) for r in range(4)]
-    waits = [0 if rank.waited_ns is None else int(rank.waited_ns[0]) for rank in with_waits(ranks)]
-    assert waits == [0, 4, 10, 0]
-    # What one rank has not timed is unknown on all.
-    calls = [Collective("0", number, "nccl:all_reduce") for number in range(2)]
+    came_ns = draw.integers(0, 10**7, (30, 4))
+    last_came_ns = came_ns.max(axis=1)
+    ended_ns = last_came_ns + draw.integers(10**4, 10**5, 30)
+    calls = [reduction(number) for number in range(30)]
+    ranks = [timeline(rank, calls, (ended_ns - came_ns[:, rank]).tolist()) for rank in range(4)]
+    for number, rank in enumerate(with_waits(ranks)):
+        assert rank.waited_ns == pytest.approx(last_came_ns - came_ns[:, number])
+
+
+def test_ranks_are_compared_with_those_of_their_group() -> None:
+    """In each of two groups the rank that was in the call for the shortest time came last."""
+    ranks = [
+        timeline(0, [reduction(1, group="a")], [5]),
+        timeline(1, [reduction(1, group="a")], [9]),
+        timeline(2, [reduction(1, group="b")], [100]),
+        timeline(3, [reduction(1, group="b")], [90]),
+    ]
+    assert [rank.waited_ns.tolist() for rank in with_waits(ranks)] == [[0], [9 - 5], [100 - 90], [0]]
+
+
+def test_a_call_that_one_rank_has_not_timed_is_unknown_on_all() -> None:
+    calls = [reduction(0), reduction(1)]
     first, second = with_waits([timeline(0, calls, [7, 7]), timeline(1, calls, [-1, 5])])
-    assert first.waited_ns.tolist() == [-1, 2]
+    assert first.waited_ns.tolist() == [-1, 7 - 5]
     assert second.waited_ns.tolist() == [-1, 0]
-    # Arrivals on compared clocks stay as they are.
+
+
+def test_arrivals_on_compared_clocks_stay_as_they_are() -> None:
     alone = timeline(0, [], None)
     assert with_waits([alone]) == [alone]
 
 
-def reduced_behind(own: int, shares: Sequence[float], took: Sequence[int]) -> tuple[list[int], int]:
-    """When DDP's buckets are ready in ``own`` work, and when backward ends: one begins when the last one has ended."""
-    ready, free = [round(share * own) for share in shares], 0
-    for at, long in zip(ready, took, strict=True):
-        free = max(at, free) + long
-    return ready, free
+def buckets_of_backward(own_ns: int, shares: Sequence[float], took_ns: Sequence[int]) -> tuple[list[int], int]:
+    """When DDP's buckets are ready in ``own_ns`` of work, and when backward ends: they are reduced one by one."""
+    ready_ns, end_ns = [round(share * own_ns) for share in shares], 0
+    for bucket_ready_ns, length_ns in zip(ready_ns, took_ns, strict=True):
+        end_ns = max(bucket_ready_ns, end_ns) + length_ns
+    return ready_ns, end_ns
 
 
 def placed_arrivals(shares: list[float], took: list[int], lasts: int, behind: bool, host: int = 1000) -> list[int]:
@@ -60,7 +75,7 @@ def placed_arrivals(shares: list[float], took: list[int], lasts: int, behind: bo
 )
 def test_each_reduction_stands_where_its_gradients_are_ready(took: list[int]) -> None:
     shares = [0.3, 0.6, 0.9]  # the host then waits for the threads of autograd, the stream for nothing
-    ready, ends = reduced_behind(60_000, [share / 0.9 for share in shares], took)
+    ready, ends = buckets_of_backward(60_000, [share / 0.9 for share in shares], took)
     assert placed_arrivals(shares, took, ends, behind=True) == pytest.approx(ready, abs=2)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_environment import made_step
 from stored_texts import assert_stored
-from tabled import run, step_rows
+from tabled import made_run_of, step_rows
 
 from lm_profiler.analysis.steps.summaries import (
     BatchCount,
@@ -116,7 +116,7 @@ def test_throughput_is_all_tokens_over_all_time() -> None:
 
 def test_without_a_setting_the_steps_are_those_of_the_record() -> None:
     """Two steps of warm-up are cut, and the 3 of the measured ones that the record's ``cut`` counts."""
-    entry = run("a", MEASURED_S, WARMUP_S)
+    entry = made_run_of("a", MEASURED_S, WARMUP_S)
     steadiness = Steadiness(word="steady", cut=3, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0)
     rows = StepTable.from_rows(entry.rows)
     entry = replace(entry, record=entry.record.model_copy(update={"steadiness": steadiness}))
@@ -254,7 +254,7 @@ FORWARD_S = np.array([*WARMUP_S, *MEASURED_S])[:, 0]
 
 def test_ranks_are_averaged():
     """Rank 1 takes three times as long as rank 0, so the mean is twice as long; steps of other stages do not count."""
-    entry = run("a", MEASURED_S, WARMUP_S)
+    entry = made_run_of("a", MEASURED_S, WARMUP_S)
     rank_0 = step_rows(MEASURED_S, WARMUP_S)
     rank_1 = []
     for step in rank_0:
@@ -265,15 +265,15 @@ def test_ranks_are_averaged():
 
 
 def test_a_run_that_died_has_no_steps_to_cut() -> None:
-    died = run("died", failed=("oom", "no memory left"))
-    good, problems = readable([run("a", MEASURED_S), died])
+    died = made_run_of("died", failed=("oom", "no memory left"))
+    good, problems = readable([made_run_of("a", MEASURED_S), died])
     assert [str(entry.folder) for entry in good] == ["a"]
     assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
 
 
 def test_samples_of_a_cut_are_those_of_its_own_steps() -> None:
     """Warm-up steps have 2 samples, measured ones 5 and 6 in turn: 5.5 in each mean step of 0.4 s, whatever the cut."""
-    own = run("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
+    own = made_run_of("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
     warmup = BatchCount(step=1, batches=1, samples=2)
     measured = [BatchCount(step, batches=1, samples=5 + step % 2) for step in range(3, 13)]
     cuts, problems = judged_after_warmups([own], [0, 2, 4], None, lambda folder: [[warmup, *measured]])
@@ -284,7 +284,7 @@ def test_samples_of_a_cut_are_those_of_its_own_steps() -> None:
 
 def test_without_counts_the_samples_are_those_of_the_run() -> None:
     """The mean is 5.5 samples per step, stored rounded as 6; the warm-up steps took twice as long."""
-    own = run("a", [(0.1, 0.3)] * 10, [(0.2, 0.6)] * 2)
+    own = made_run_of("a", [(0.1, 0.3)] * 10, [(0.2, 0.6)] * 2)
     rate = Throughput(tokens_per_step=None, tokens_per_s=None, samples_per_step=6, samples_per_s=5.5 / 0.4)
     entry = replace(own, record=own.record.model_copy(update={"throughput": rate}))
     entry.__dict__["rows"] = own.rows

@@ -21,20 +21,24 @@ def report(rank: int, steps: int, written_s: float, seconds: dict[str, float] = 
 @pytest.mark.parametrize("part", ["data", "forward", "optimizer"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_late_rank_is_reported_once_and_once_as_chronic(part: str, world: int) -> None:
-    late = {**STEP, part: STEP[part] + 0.02}
-    other = {**STEP, "backward": STEP["backward"] + 0.02}  # waits for the late rank
+    """Rank 1 takes 20 ms longer in each of 500 steps, and the others wait for it in backward; they report five times.
+
+    It is called late after 100 steps at the least, and chronic after 300.
+    """
+    of_late_rank = {**STEP, part: STEP[part] + 0.02}
+    of_others = {**STEP, "backward": STEP["backward"] + 0.02}
     watched, events = RankReports(), []
-    for look in range(6):
-        steps = 100 * look
-        reports = {rank: report(rank, steps, look, late if rank == 1 else other) for rank in range(world)}
-        events += watched.judge(30.0 * look, reports)
-    assert [(event.kind, event.rank, event.part, event.chronic) for event in events] == [
-        ("rank late", 1, part, False),
-        ("rank late", 1, part, True),
-    ]
-    assert events[1].now == pytest.approx(STEP[part] + 0.02)
-    assert events[1].against == pytest.approx(STEP[part])
-    assert events[1].cost_s == pytest.approx(300 * 0.02)
+    for number in range(6):
+        reports = {}
+        for rank in range(world):
+            reports[rank] = report(rank, 100 * number, number, of_late_rank if rank == 1 else of_others)
+        events += watched.judge(30.0 * number, reports)
+    late, chronic = events
+    assert (late.kind, late.rank, late.part, late.chronic) == ("rank late", 1, part, False)
+    assert (chronic.kind, chronic.rank, chronic.part, chronic.chronic) == ("rank late", 1, part, True)
+    assert chronic.now == pytest.approx(STEP[part] + 0.02)
+    assert chronic.against == pytest.approx(STEP[part])
+    assert chronic.cost_s == pytest.approx(300 * 0.02)
     assert watched.waited_s == pytest.approx(500 * 0.02)
 
 

@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import known_loop
 import pytest
 import torch
-from faults import breaks
-from known_loop import KnownModule, SimulatedClock, SlowLoader, SlowStream, instruments, profiled_fit, spin
+from faults import fault_in
+from known_loop import KnownModule, SimulatedClock, SlowLoader, SlowStream, make_profiler, profiled_fit, spend
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -41,23 +41,23 @@ class Slow(Callback):
     """Waits in hooks between the phases, and in one inside of a phase."""
 
     def on_train_batch_start(self, *_: Any) -> None:
-        spin("callback", 1 * MS)
+        spend("callback", 1 * MS)
 
     def on_after_backward(self, *_: Any) -> None:
-        spin("callback", 2 * MS)
+        spend("callback", 2 * MS)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        spin("callback", 4 * MS)
+        spend("callback", 4 * MS)
 
 
 class Own(KnownModule):
     """Waits in hooks of its own; what ``optimizer_step`` does beside the phases is its too."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        spin("module", 8 * MS)
+        spend("module", 8 * MS)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        spin("module", 16 * MS)
+        spend("module", 16 * MS)
         super().optimizer_step(*args, **kwargs)
 
 
@@ -69,10 +69,10 @@ class SlowLogger(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        spin("logger", 32 * MS)
+        spend("logger", 32 * MS)
 
     def save(self) -> None:
-        spin("logger", 64 * MS)
+        spend("logger", 64 * MS)
 
 
 def shares_ms(profiler: TrainingProfiler) -> dict[str, float]:
@@ -102,12 +102,12 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
 
     def learning_rate(step: int) -> float:
         if step > 0:  # not where the scheduler is made
-            spin("scheduler", 32 * MS)
+            spend("scheduler", 32 * MS)
         return 1.0
 
     class Module(Own):
         def tokens_in(self, batch: Tensor) -> int:
-            spin("tokens", 0.5 * MS)
+            spend("tokens", 0.5 * MS)
             return batch.numel()
 
         def configure_optimizers(self) -> Any:
@@ -119,9 +119,9 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             super().on_train_batch_end()
             with trainer.profiler.profile("my block"):
-                spin("inner", 64 * MS)
+                spend("inner", 64 * MS)
 
-    profiler = instruments(warmup=1, measure=2, actions=3)
+    profiler = make_profiler(warmup=1, measure=2, actions=3)
     profiled_fit(Module(), tmp_path, callbacks=[Names()], profiler=profiler)
     shares = shares_ms(profiler)
     assert shares.pop(f"{OURS}'s on_train_batch_end", None) or shares.popitem()[1] == 0.5  # what counting tokens takes
@@ -142,7 +142,7 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
 
 def test_parts_add_up_to_the_nanosecond_where_each_look_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(known_loop, "CLOCK", Ticking())
-    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=instruments(warmup=1, measure=2, actions=4))
+    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=make_profiler(warmup=1, measure=2, actions=4))
     shares = {action.name: action.seconds for action in checked_owners(profiler).actions}
     # A wait takes its time and one reading of the clock more; the readings are charged to our own timing.
     assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
@@ -161,7 +161,7 @@ def test_loggers_that_lightning_calls_without_an_action_are_owners(tmp_path: Pat
         Logs(),
         tmp_path,
         callbacks=[LearningRateMonitor()],  # which calls the logger itself: that is not its own time
-        profiler=instruments(warmup=1, measure=2, actions=4),
+        profiler=make_profiler(warmup=1, measure=2, actions=4),
         logger=loggers,
         log_every_n_steps=2,
     )
@@ -178,12 +178,12 @@ class Waiting(SimpleProfiler):
     def stop(self, action_name: str) -> None:
         super().stop(action_name)
         if action_name.endswith("on_train_batch_start"):
-            spin("profiler", 5 * MS)
+            spend("profiler", 5 * MS)
 
 
 def test_beside_a_profiler_of_the_users(tmp_path: Path) -> None:
     theirs = Waiting()
-    profiler = profiled_fit(Own(), tmp_path, profiler=instruments(warmup=1, measure=2, actions=2), beside=theirs)
+    profiler = profiled_fit(Own(), tmp_path, profiler=make_profiler(warmup=1, measure=2, actions=2), beside=theirs)
     shares = shares_ms(profiler)
     assert {"Own.optimizer_step": 16.0, "Own.on_train_batch_start": 8.0}.items() <= shares.items()
     # Its stop() is called after every hook of that name: the module's, the strategy's.
@@ -196,14 +196,14 @@ def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
 
     class Turns(Slow):
         def on_train_epoch_end(self, *_: Any) -> None:
-            spin("between", 100 * MS)
+            spend("between", 100 * MS)
 
     profiler = profiled_fit(
         Own(),
         tmp_path,
         data=SlowStream(12),
         callbacks=[Turns()],
-        profiler=instruments(warmup=1, measure=2, actions=2),
+        profiler=make_profiler(warmup=1, measure=2, actions=2),
         accumulate_grad_batches=3,
     )
     assert shares_ms(profiler) == {
@@ -226,14 +226,14 @@ def test_owners_under_manual_optimization_with_validation(tmp_path: Path) -> Non
             optimizer.step()  # type: ignore[union-attr]
 
         def on_validation_batch_end(self, *_: Any) -> None:
-            spin("outside", 100 * MS)
+            spend("outside", 100 * MS)
 
     loaders: dict[str, Any] = {"data": SlowLoader(40), "val_dataloaders": SlowLoader(2, "outside")}
     profiler = profiled_fit(
         Manual(),
         tmp_path,
         callbacks=[Slow()],
-        profiler=instruments(warmup=1, measure=2, actions=4),
+        profiler=make_profiler(warmup=1, measure=2, actions=4),
         val_check_interval=2,
         **loaders,
     )
@@ -244,11 +244,11 @@ def test_owners_under_manual_optimization_with_validation(tmp_path: Path) -> Non
 def test_a_run_that_dies_in_the_stage_counts_only_whole_steps(tmp_path: Path) -> None:
     class Dies(Slow):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            spin("callback", 1 * MS)
+            spend("callback", 1 * MS)
             if batch_idx == 5:
                 raise ValueError("enough")
 
-    profiler, logger = instruments(warmup=1, measure=2, actions=9), CSVLogger(tmp_path)
+    profiler, logger = make_profiler(warmup=1, measure=2, actions=9), CSVLogger(tmp_path)
     with pytest.raises(ValueError, match="enough"):
         profiled_fit(KnownModule(), tmp_path, callbacks=[Dies()], profiler=profiler, logger=logger)
     record = read_run(profiler.folder)
@@ -267,7 +267,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
             profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
             seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"OwnedSpan"}
 
-    profiler = instruments(warmup=1, measure=3, memory=1, actions=2)
+    profiler = make_profiler(warmup=1, measure=3, memory=1, actions=2)
     profiled_fit(KnownModule(), tmp_path, callbacks=[Looks()], profiler=profiler, logger=CSVLogger(tmp_path))
     stages = [row.stage for row in read_steps(profiler.folder / "steps.csv")]
     assert stages == ["warmup"] + ["measure"] * 3 + ["actions"] * 3 + ["memory"]
@@ -277,7 +277,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
 def test_a_mock_for_a_logger_keeps_its_methods(tmp_path: Path) -> None:
     mocked = MagicMock(spec=CSVLogger(tmp_path), save_dir=str(tmp_path), log_dir=str(tmp_path), version=0)
     mocked.name = "mock"
-    profiler = instruments(warmup=1, measure=2, actions=2, stop_when_done=False)
+    profiler = make_profiler(warmup=1, measure=2, actions=2, stop_when_done=False)
     before = set(vars(mocked))
     known_loop.trainer_with([profiler], tmp_path, logger=mocked, max_steps=9).fit(KnownModule(), SlowLoader())
     assert set(vars(mocked)) == before
@@ -290,11 +290,11 @@ class EveryFifth(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         if trainer.global_step % 5 == 0:
-            spin("hook", 30 * MS)
+            spend("hook", 30 * MS)
 
 
 def test_a_pattern_of_five_steps_is_timed_in_whole_periods(tmp_path: Path) -> None:
-    profiler = instruments(warmup=2, measure=20, actions=3)
+    profiler = make_profiler(warmup=2, measure=20, actions=3)
     profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler)
     assert shares_ms(profiler) == {"EveryFifth.on_train_batch_end": 6.0}
     record = read_run(profiler.folder)
@@ -307,7 +307,7 @@ def test_a_pattern_of_five_steps_is_timed_in_whole_periods(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("max_steps", [27, 33])
 def test_a_loop_too_short_for_whole_periods_keeps_its_other_stages(tmp_path: Path, max_steps: int) -> None:
-    profiler = instruments(warmup=2, measure=20, actions=3, memory=1)
+    profiler = make_profiler(warmup=2, measure=20, actions=3, memory=1)
     profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler, max_steps=max_steps)
     record = read_run(profiler.folder)
     assert record.steps["memory"] == 1
@@ -328,18 +328,18 @@ def test_the_step_that_is_followed_line_by_line_is_a_slow_one(measured: int) -> 
 def test_an_evaluation(tmp_path: Path) -> None:
     class Hooks(known_loop.Evaluated):
         def on_test_batch_end(self, *_: Any) -> None:
-            spin("hook", 3 * MS)
+            spend("hook", 3 * MS)
 
-    profiler = instruments(warmup=1, measure=2, actions=2, verb="test")
+    profiler = make_profiler(warmup=1, measure=2, actions=2, verb="test")
     known_loop.trainer_with([profiler], tmp_path).test(Hooks(), SlowLoader())
     assert shares_ms(profiler) == {"Hooks.on_test_batch_end": 3.0}
 
 
 def test_a_failure_of_the_instrument_is_a_note(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
-    with breaks(Owners.enter, RuntimeError("no owner")):
+    with fault_in(Owners.enter, RuntimeError("no owner")):
         profiler = profiled_fit(
-            KnownModule(), tmp_path, profiler=instruments(warmup=1, measure=2, memory=1, actions=2), logger=logger
+            KnownModule(), tmp_path, profiler=make_profiler(warmup=1, measure=2, memory=1, actions=2), logger=logger
         )
     record = read_run(profiler.folder)
     assert (record.status, record.steps["memory"]) == ("ok", 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_trace import kernel_table
-from faults import breaks
-from known_loop import TRUTH_S, instruments, trainer_with
+from faults import fault_in
+from known_loop import TRUTH_S, make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import nn
@@ -30,7 +30,7 @@ LAYERS, TRACED = 3, 2
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
     """A small language model whose attention is written out."""
-    profiler = instruments(warmup=1, measure=2, trace=TRACED)
+    profiler = make_profiler(warmup=1, measure=2, trace=TRACED)
     model = LanguageModel(d_model=32, d_ff=64, num_layers=LAYERS, num_heads=2, vocab_size=50, attention="math")
     data = FakeTokens(context_length=16, batch_size=2, vocab_size=50)
     trainer_with([profiler], tmp_path_factory.mktemp("lm"), gradient_clip_val=1.0).fit(model, data)
@@ -117,8 +117,8 @@ def test_times_and_calls_are_those_of_torchs_profiler(tmp_path: Path) -> None:
 
 
 def test_a_table_that_fails_is_a_note(tmp_path: Path) -> None:
-    profiler = instruments(warmup=1, measure=2, trace=1)
-    with breaks(sums_of_kernels, KeyError("args")):
+    profiler = make_profiler(warmup=1, measure=2, trace=1)
+    with fault_in(sums_of_kernels, KeyError("args")):
         trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
     record = read_run(profiler.folder)
@@ -129,7 +129,7 @@ def test_a_table_that_fails_is_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_on_a_device_kernels_have_phase_and_module(tmp_path: Path) -> None:
-    profiler = instruments(warmup=1, measure=2, trace=TRACED)
+    profiler = make_profiler(warmup=1, measure=2, trace=TRACED)
     model = LanguageModel(d_model=256, d_ff=512, num_layers=LAYERS, num_heads=4, vocab_size=50, attention="math")
     data = FakeTokens(context_length=128, batch_size=4, vocab_size=50)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(model, data)
@@ -155,7 +155,7 @@ _BESIDE = TRUTH_S["backward"] + TRUTH_S["clip"] + 2 * TRUTH_S["optimizer"]
 def test_on_a_device_a_phase_has_the_kernels_of_all_its_streams(
     tmp_path: Path, module_of: Callable[[Device], Sleepy], on_second_stream: Mapping[str, float]
 ) -> None:
-    profiler = instruments(warmup=1, measure=2, trace=TRACED)
+    profiler = make_profiler(warmup=1, measure=2, trace=TRACED)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(module_of(CudaDevice()), SleepyLoader())
     table = read_kernels(kernel_files(profiler.folder)[0])
     spinning: Counter[str] = Counter()

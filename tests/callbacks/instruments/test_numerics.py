@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule, seed_everything
 from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -25,7 +25,7 @@ def run(
     module: LightningModule, folder: Path, audit: bool = True, verb: Verb = "fit", stop: bool = True, **options: Any
 ) -> RunRecord:
     numerics = NumericsOptions(audit=audit)
-    profiler = instruments(warmup=1, measure=2, stop_when_done=stop, actions=3, numerics=numerics, verb=verb)
+    profiler = make_profiler(warmup=1, measure=2, stop_when_done=stop, actions=3, numerics=numerics, verb=verb)
     data = FakeTokens(batch_size=2, context_length=8) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import warm
 from counted_apart import CountedApart
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ def fast_machine() -> Iterator[None]:
 
 
 def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
-    profiler = instruments(warmup=1, measure=3, memory=1, trace=1, verb=verb, log_dir=folder)
+    profiler = make_profiler(warmup=1, measure=3, memory=1, trace=1, verb=verb, log_dir=folder)
     trainer = trainer_with([profiler], folder, **options)
     loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
     getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
@@ -100,7 +100,7 @@ def test_accumulation_adds_up_batches(tmp_path: Path) -> None:
 
 
 def test_without_a_memory_stage_no_process_is_started(tmp_path: Path, counted_apart: CountedApart):
-    profiler = instruments(warmup=1, measure=3, actions=3, log_dir=tmp_path)
+    profiler = make_profiler(warmup=1, measure=3, actions=3, log_dir=tmp_path)
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
     assert (profiler.record.floors, profiler.record.notes, counted_apart.trainers) == ({}, [], [])
 
@@ -154,7 +154,7 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     module = kind(**TINY) if of_tokens else kind()
     rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
     loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
-    profiler = instruments(warmup=1, measure=1, memory=1, log_dir=tmp_path)
+    profiler = make_profiler(warmup=1, measure=1, memory=1, log_dir=tmp_path)
     trainer = trainer_with([profiler], tmp_path, **options)
     trainer.fit(module, loader)
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))

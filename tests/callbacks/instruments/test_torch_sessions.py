@@ -9,7 +9,7 @@ import pytest
 import torch
 from crossing_ranges import FIRST_SESSIONS, program_session
 from scripts import SUPPORT
-from warm import run
+from warm import run_python
 
 from lm_profiler.callbacks import TraceOptions
 from lm_profiler.callbacks.instruments.torch_sessions import close_open_ranges, is_called_by_torch
@@ -22,7 +22,7 @@ Function = Callable[[], object]
 
 @pytest.mark.parametrize("first", FIRST_SESSIONS)
 def test_a_range_may_begin_in_one_session_and_end_in_the_next(tmp_path: Path, first: str) -> None:
-    done = run(str(SUPPORT / "crossing_ranges.py"), first, str(tmp_path))
+    done = run_python(str(SUPPORT / "crossing_ranges.py"), first, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "calls in the program's session: 1" in done.stdout
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from faults import breaks
-from known_loop import instruments, trainer_with
+from faults import fault_in
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -39,7 +39,7 @@ class Ticking:
 
 
 def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
-    profiler = profiler or instruments(warmup=1, measure=3, memory=1, verb=verb)
+    profiler = profiler or make_profiler(warmup=1, measure=3, memory=1, verb=verb)
     data = FakeTokens(batch_size=BATCH, context_length=CONTEXT) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)
@@ -107,12 +107,12 @@ def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -
             rows = batch.repeat(batch_idx, 1)
             return super().training_step(rows, batch_idx)
 
-    record = run(Growing(), tmp_path, profiler=instruments(warmup=1, measure=3, memory=3))
+    record = run(Growing(), tmp_path, profiler=make_profiler(warmup=1, measure=3, memory=3))
     assert record.utilisation.flops.forward == (4 + 5 + 6) / 3 * BORING
 
 
 def test_without_a_memory_stage_the_work_is_unknown(tmp_path: Path) -> None:
-    record = run(BoringModel(), tmp_path, profiler=instruments(warmup=1, measure=3, memory=0))
+    record = run(BoringModel(), tmp_path, profiler=make_profiler(warmup=1, measure=3, memory=0))
     assert (record.utilisation, record.notes) == (None, [])
 
 
@@ -162,7 +162,7 @@ def test_the_products_of_muon_count_in_the_optimizer(tmp_path: Path) -> None:
 
 
 def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path) -> None:
-    with breaks(formula_of, KeyError("mine")):
+    with fault_in(formula_of, KeyError("mine")):
         record = run(BoringModel(), tmp_path)
     assert record.utilisation is None
     (note,) = record.notes
@@ -179,7 +179,7 @@ def test_a_compiled_step_is_counted_in_another_process(make: Any, tmp_path: Path
     graphs = recompilations() - before
     torch._dynamo.reset()
     module = make()
-    profiler = instruments(warmup=1, measure=2, memory=1, stop_when_done=False)
+    profiler = make_profiler(warmup=1, measure=2, memory=1, stop_when_done=False)
     before = recompilations()
     trainer_with([profiler], tmp_path, max_steps=6).fit(module)
     assert recompilations() - before == graphs
@@ -216,7 +216,7 @@ class Regular(BoringModel):
 def test_samples_of_partial_last_batches_are_counted(tmp_path: Path) -> None:
     """Of 10 rows in batches of 4: 4, 4 and 2."""
     clock = Ticking()
-    profiler = instruments(warmup=0, measure=6, clock=clock)
+    profiler = make_profiler(warmup=0, measure=6, clock=clock)
     trainer_with([profiler], tmp_path).fit(Regular(clock), DataLoader(RandomDataset(32, 10), batch_size=4))
     record = read_run(profiler.folder)
     assert record.time["step"].n == 6
@@ -227,7 +227,7 @@ def test_samples_of_partial_last_batches_are_counted(tmp_path: Path) -> None:
 def test_batches_are_those_of_the_measured_steps(tmp_path: Path) -> None:
     """Eight steps of one batch, then two of four; FLOPs are counted in a step of four."""
     clock = Ticking()
-    profiler = instruments(warmup=0, measure=10, memory=1, clock=clock, peak_flops_per_s=1e9)
+    profiler = make_profiler(warmup=0, measure=10, memory=1, clock=clock, peak_flops_per_s=1e9)
     scheduler = GradientAccumulationScheduler({0: 1, 1: 4})
     data = DataLoader(RandomDataset(32, 16), batch_size=2)
     trainer_with([profiler, scheduler], tmp_path).fit(Regular(clock), data)

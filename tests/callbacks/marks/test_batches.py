@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -78,7 +78,7 @@ def test_time_first_batches_count_their_samples() -> None:
 
 
 def run(module: Any, folder: Path, **options: Any) -> RunRecord:
-    profiler = instruments(warmup=1, measure=3)
+    profiler = make_profiler(warmup=1, measure=3)
     trainer_with([profiler], folder).fit(module, **options)
     return read_run(profiler.folder)
 

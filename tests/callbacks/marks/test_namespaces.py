@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
@@ -32,7 +32,7 @@ AUTOMATIC = MANUAL | {"clip"}
     ],
 )
 def test_every_verb_is_measured_phase_by_phase(make: Any, verb: Verb, marked: set[str], tmp_path: Path):
-    profiler = instruments(warmup=1, measure=3, memory=1, trace=1, actions=3, verb=verb)
+    profiler = make_profiler(warmup=1, measure=3, memory=1, trace=1, actions=3, verb=verb)
     trainer: Any = trainer_with([profiler], tmp_path, make=pl.Trainer)
     before = trainer.profiler
     getattr(trainer, verb)(make(), datamodule=BoringDataModule())
@@ -58,7 +58,7 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(tmp_path: Path, m
             now[0] += 2_000_000
             super().backward(loss)
 
-    profiler = instruments(warmup=1, measure=3)
+    profiler = make_profiler(warmup=1, measure=3)
     trainer_with([Hook(), profiler], tmp_path, make=pl.Trainer).fit(Module())
     record = read_run(profiler.folder)
     assert record.time["backward"].median == pytest.approx(2e-3)

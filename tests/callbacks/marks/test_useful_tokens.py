@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import instruments, trainer_with
+from known_loop import make_profiler, trainer_with
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -111,7 +111,7 @@ class Padded(LightningModule):
 def test_a_run_has_tokens_and_useful_tokens(tmp_path: Path) -> None:
     lengths = [[5, 3], [8, 8], [2, 1], [7, 2], [4, 4], [6, 3]]
     batches = [{"input_ids": IDS[:2], "attention_mask": padded(pair)} for pair in lengths]
-    profiler = instruments(warmup=1, measure=4)
+    profiler = make_profiler(warmup=1, measure=4)
     trainer_with([profiler], tmp_path, max_steps=6).fit(Padded(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     record = read_run(profiler.folder)
     used = lengths[1 + record.stretch.start : 1 + (record.stretch.stop or 4)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from compared import busy_entry, rows, summed_up, write
+from compared import busy_entry, rows_of_parts, write_run, written_run_of_10_ms
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -39,7 +39,7 @@ class Runs:
         self.order += side
         self.now_s += 10.0
         scale = float(np.exp(self.spread * self.rng.standard_normal())) * (self.ratio if side == "b" else 1.0)
-        return summed_up(self.folder / f"{side}_{len(self.order)}", scale)
+        return written_run_of_10_ms(self.folder / f"{side}_{len(self.order)}", scale)
 
 
 def test_sides_take_turns_until_the_result_is_clear(tmp_path: Path) -> None:
@@ -51,22 +51,24 @@ def test_sides_take_turns_until_the_result_is_clear(tmp_path: Path) -> None:
     assert change_word(interval) == "SLOWER"
 
 
-def test_the_budget_ends_the_comparison(tmp_path: Path) -> None:
-    for budget_s, pairs in ((1.0, 2), (105.0, 5)):
-        runs = Runs(tmp_path / f"{budget_s}", ratio=1.02, spread=0.05)
-        found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
-        assert len(found.a) == len(found.b) == pairs
-        assert "budget" in found.end_reason
-        decision = found.decision(is_final=True)
-        assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
-        assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)
-    # What it prints agrees and advises nothing that it does already.
-    runs = Runs(tmp_path / "printed", ratio=1.02, spread=0.05)
+@pytest.mark.parametrize("budget_s, pairs", [(1.0, 2), (105.0, 5)])
+def test_the_budget_ends_the_comparison(tmp_path: Path, budget_s: float, pairs: int) -> None:
+    """Each run takes 10 s; there are two pairs at the least."""
+    runs = Runs(tmp_path, ratio=1.02, spread=0.05)
+    found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)
+    assert len(found.a) == len(found.b) == pairs
+    assert "budget" in found.end_reason
+    decision = found.decision(is_final=True)
+    assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
+    assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)
+
+
+def test_what_is_printed_of_an_unclear_comparison_advises_nothing_that_was_done(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, ratio=1.02, spread=0.05)
     comparison = ab._compare_pairs(ab.run_in_turns(runs, 105.0, lambda: runs.now_s), MARGIN)
     assert comparison.verdict == "UNCLEAR"
     assert not any("alternate" in line for line in closing_lines(comparison))
-    interval = comparison.step.interval
-    assert comparison.step.of_step == pytest.approx(interval.ratio - 1.0)
+    assert comparison.step.of_step == pytest.approx(comparison.step.interval.ratio - 1.0)
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_a_failing_run_ends_it(
 
 
 def test_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
+    write_run(tmp_path / "logs/a/version_0", rows_of_parts({"forward": [0.01] * 10}))
     left_none = subprocess.CompletedProcess([], 1, "", "no disk\nno run\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: left_none)
     call = ["run", "--", "python", "train.py"]
@@ -141,11 +143,19 @@ def test_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.Monke
     assert_stored("cli/ab", {"no run is left": message}, here=tmp_path)
 
 
-def test_an_unclear_result_names_the_pairs_needed() -> None:
-    apart, alike = RatioInterval(1.03, 1.03 / 1.06, 1.03 * 1.06), RatioInterval(1.001, 1.001 / 1.02, 1.001 * 1.02)
-    assert ab.pairs_needed(apart, 4) == 16  # the half width, 5.8 %, has to become 3 %
-    assert ab.pairs_needed(alike, 24) == 117  # 24 · (1.980 / 0.900)² = 116.2: it has to become 0.9 %
-    assert ab.pairs_needed(RatioInterval(1.02, 1.02 / 1.021, 1.02 * 1.021), 8) == 9
+@pytest.mark.parametrize(
+    "ratio, half_width, pairs, pairs_needed",
+    [
+        (1.03, 0.06, 4, 16),  # the half width, 5.8 %, has to become 3 %
+        (1.001, 0.02, 24, 117),  # 24 · (1.980 / 0.900)² = 116.2: it has to become 0.9 %
+        (1.02, 0.021, 8, 9),
+    ],
+)
+def test_an_unclear_result_names_the_pairs_needed(
+    ratio: float, half_width: float, pairs: int, pairs_needed: int
+) -> None:
+    interval = RatioInterval(ratio, ratio / (1 + half_width), ratio * (1 + half_width))
+    assert ab.pairs_needed(interval, pairs) == pairs_needed
 
 
 def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -174,22 +184,25 @@ def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Pa
     assert os.path.relpath("/elsewhere", tree) in seen["path"]  # what is not the repository's stays where it is
 
 
-def test_equal_trees_are_seldom_called_different() -> None:
+def verdict_of_series(ratio: float, spread: float, seed: int) -> str:
+    """Of pairs of processes that differ by ``spread``, looked at after 2, 4, 8, … of them."""
+    rng = np.random.default_rng(seed)
+    a, b = np.exp(spread * rng.standard_normal((2, ab.AB_LOOKS[-1]))) * [[1.0], [ratio]]
+    for look in ab.AB_LOOKS:
+        scatter = pooled_spread([a[:look], b[:look]])
+        word = change_word(sequential_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
+        if word != "UNCLEAR":
+            return word
+    return "UNCLEAR"
+
+
+@pytest.mark.parametrize("spread, slower", [(0.03, 1.05), (0.05, 1.1), (0.1, 1.2)])
+def test_equal_trees_are_seldom_called_different(spread: float, slower: float) -> None:
     """Processes differ by 3 to 10 %, as on hosted runners, and 5 % is assumed, in 400 series each."""
-
-    def verdict_of(ratio: float, noise: float, seed: int) -> str:
-        rng = np.random.default_rng(seed)
-        a, b = np.exp(noise * rng.standard_normal((2, ab.AB_LOOKS[-1]))) * [[1.0], [ratio]]
-        for look in ab.AB_LOOKS:
-            scatter = pooled_spread([a[:look], b[:look]])
-            word = change_word(sequential_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
-            if word != "UNCLEAR":
-                return word
-        return "UNCLEAR"
-
-    for noise, slower in ((0.03, 1.05), (0.05, 1.1), (0.1, 1.2)):
-        assert sum(verdict_of(1.0, noise, seed) in ("FASTER", "SLOWER") for seed in range(400)) <= 20
-        assert sum(verdict_of(slower, noise, seed) == "SLOWER" for seed in range(400)) >= 360
+    of_equal = [verdict_of_series(1.0, spread, seed) for seed in range(400)]
+    assert of_equal.count("FASTER") + of_equal.count("SLOWER") <= 0.05 * 400
+    of_slower = [verdict_of_series(slower, spread, seed) for seed in range(400)]
+    assert of_slower.count("SLOWER") >= 0.9 * 400
 
 
 def busy_pairs(rng: np.random.Generator, scale: float, pairs: int) -> tuple[list[Entry], list[Entry]]:
@@ -220,8 +233,12 @@ def verdicts_of_busy_pairs(scale: float, tries: int) -> list[str]:
 
 
 def test_on_a_busy_machine_one_more_layer_is_found():
-    assert verdicts_of_busy_pairs(1.12, 10).count("SLOWER") >= 8
-    words = verdicts_of_busy_pairs(1.0, 10)
+    """It takes 12 % of a step."""
+    assert verdicts_of_busy_pairs(1.12, tries=10).count("SLOWER") >= 8
+
+
+def test_on_a_busy_machine_equal_programs_are_not_called_different():
+    words = verdicts_of_busy_pairs(1.0, tries=10)
     assert words.count("FASTER") + words.count("SLOWER") <= 1
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import CONFIG, ENVIRONMENT, MODEL, near_ten_ms, write
+from compared import CONFIG, ENVIRONMENT, MODEL, rows_near_10_ms, write_run
 from made_improve import made_improve, made_search
 from refused import assert_refused_as_stored
 
@@ -21,19 +21,19 @@ def run(arguments: Sequence[str]) -> int:
     return compare.run(OptionsReader("compare", compare.Options).read(arguments))
 
 
-def write_run(folder: Path, scale: float = 1.0, **changes: Any) -> str:
-    return str(write(folder, near_ten_ms(scale), **changes))
+def written_run(folder: Path, scale: float = 1.0, **changes: Any) -> str:
+    return str(write_run(folder, rows_near_10_ms(scale), **changes))
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[str, str]:
     """B takes a fifth longer."""
-    return write_run(tmp_path / "before"), write_run(tmp_path / "after", 1.2)
+    return written_run(tmp_path / "before"), written_run(tmp_path / "after", 1.2)
 
 
 def test_differences_are_printed_before_table_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     math = {**CONFIG, "model": {"class_path": "LM", "init_args": {"attention": "math"}}}
-    run([write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.2, config=math)])
+    run([written_run(tmp_path / "a"), written_run(tmp_path / "b", 1.2, config=math)])
     lines = capsys.readouterr().out.splitlines()
     places = [
         next(i for i, line in enumerate(lines) if line.startswith(start))
@@ -60,13 +60,13 @@ def _printed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
 
 
 def test_runs_are_named_by_folder_or_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    a = [write_run(tmp_path / "a" / f"version_{i}", scale) for i, scale in enumerate((1.0, 1.02))]
-    b = [write_run(tmp_path / "b" / f"version_{i}", scale) for i, scale in enumerate((1.1, 1.12))]
+    a = [written_run(tmp_path / "a" / f"version_{i}", scale) for i, scale in enumerate((1.0, 1.02))]
+    b = [written_run(tmp_path / "b" / f"version_{i}", scale) for i, scale in enumerate((1.1, 1.12))]
     by_folder = _printed(capsys, [str(tmp_path / "a"), str(tmp_path / "b")])
     assert by_folder == _printed(capsys, ["--a", *a, "--b", *b])
     assert f"A: 2 runs: {a[0]}, {a[1]}" in by_folder
     # Unlike runs are refused unless asked for.
-    larger = write_run(tmp_path / "larger", model=MODEL.model_copy(update={"parameters": 2000}))
+    larger = written_run(tmp_path / "larger", model=MODEL.model_copy(update={"parameters": 2000}))
     with pytest.raises(UsageError, match=r"given parameters 1000 and 2000\n.*--unlike"):
         run([a[0], larger])
     assert run([a[0], larger, "--unlike"]) == 0
@@ -107,7 +107,7 @@ def test_the_spread_found_by_selftest_decides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.1), "--format", "json"]
+    sides = [written_run(tmp_path / "a"), written_run(tmp_path / "b", 1.1), "--format", "json"]
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
     save_spread(ENVIRONMENT, ProcessSpread(std=0.005, freedom=16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
@@ -118,13 +118,13 @@ def test_the_spread_found_by_selftest_decides(
 
 
 def test_exit_codes_follow_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.05)]
+    sides = [written_run(tmp_path / "a"), written_run(tmp_path / "b", 1.05)]
     assert main(["compare", *sides, "--fail_on", "slower"]) == 0
     assert main(["compare", *sides, "--fail_on", "unclear"]) == 1
     assert main(["compare", *sides, "--fail_on", "unclear", "--spread=0.001"]) == 1  # slower
     assert main(["compare", sides[1], sides[0], "--fail_on", "unclear", "--spread=0.001"]) == 0  # faster
     # With a bound, SAME can be reached, and the verdict names the bound.
-    sides = [sides[0], write_run(tmp_path / "c", 1.001), "--spread=0.01"]
+    sides = [sides[0], written_run(tmp_path / "c", 1.001), "--spread=0.01"]
     assert "SAME: step time" in _printed(capsys, sides)
     assert "any difference is below" in _printed(capsys, sides)
     assert "UNCLEAR" in _printed(capsys, [*sides, "--same_within=0.01"])

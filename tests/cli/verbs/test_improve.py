@@ -91,7 +91,7 @@ def test_the_output_ends_with_the_folder(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_search_may_end_before_its_first_change(tmp_path: Path) -> None:
     def run_call(*call: str) -> tuple[int, str, str]:
-        done = warm.run("-m", "lm_profiler", *call, folder=tmp_path)
+        done = warm.run_python("-m", "lm_profiler", *call, folder=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     (tmp_path / "own_module.py").write_text(OWN)

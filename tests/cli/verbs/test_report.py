@@ -14,7 +14,7 @@ from made_timeline import made_timeline
 from page_reader import Page
 from refused import assert_refused_as_stored
 from stored_texts import assert_stored
-from tabled import write, write_sweep
+from tabled import write_run_of, write_sweep
 
 from lm_profiler.cli.main import main
 from lm_profiler.record.kernels import kernels_file
@@ -27,12 +27,12 @@ FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 def logs(tmp_path: Path) -> Path:
     """A run, and a sweep of two precisions twice, of which one ran out of memory and one was never tried."""
     logs = tmp_path / "logs"
-    write(logs / "alone" / "version_0", SLOW, name="alone", size="medium")
+    write_run_of(logs / "alone" / "version_0", SLOW, name="alone", size="medium")
     sweep = logs / "sweep"
     cells = []
     for at, precision in enumerate(("32-true", "bf16-mixed", "32-true", "bf16-mixed")):
         options = {"precision": precision, "failed": ("oom", "no memory left") if at == 1 else ("ok", None)}
-        run = write(sweep / f"cell{at}" / "version_0", [] if at == 1 else FAST, **options) if at < 3 else None
+        run = write_run_of(sweep / f"cell{at}" / "version_0", [] if at == 1 else FAST, **options) if at < 3 else None
         status = "missing" if at == 3 else "oom" if at == 1 else "ok"
         cells.append(({"trainer.precision": precision}, at // 2, status, run))
     write_sweep(sweep, cells)
@@ -203,7 +203,7 @@ def test_wrong_calls(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_a_search_is_reported_instead_of_its_runs(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     search = logs / "search"
     made_search(search, made_improve())
-    write(search / "first,r0" / "version_0", FAST, name="first,r0")
+    write_run_of(search / "first,r0" / "version_0", FAST, name="first,r0")
     assert report(logs) == 0
     out = capsys.readouterr().out
     assert out.index("alone") < out.index("improve: small_improve") < out.index("1.73 × [1.69, 1.77]")

@@ -34,16 +34,16 @@ def run_program(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_program_is_recorded(tmp_path: Path) -> None:
-    bare = warm.run(PROGRAM, "bare.pt", folder=tmp_path)
-    run = run_program("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", cwd=tmp_path)
-    assert (run.returncode, run.stdout) == (7, "trained 40\n"), run.stderr
-    assert (bare.returncode, bare.stdout) == (7, "trained 40\n"), bare.stderr
+def test_a_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
+    plain = warm.run_python(PROGRAM, "plain.pt", folder=tmp_path)
+    profiled = run_program("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "profiled.pt", cwd=tmp_path)
+    for done in (plain, profiled):
+        assert (done.returncode, done.stdout) == (7, "trained 40\n"), done.stderr
     record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
     assert (record.status, record.steps["measure"]) == ("ok", 5)
     assert PROGRAM in record.command
-    one, other = (torch.load(tmp_path / name) for name in ("bare.pt", "run.pt"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    weights, profiled_weights = (torch.load(tmp_path / name) for name in ("plain.pt", "profiled.pt"))
+    assert all(torch.equal(tensor, profiled_weights[name]) for name, tensor in weights.items())
 
 
 def test_a_program_without_a_trainer_ends_as_usual(tmp_path: Path) -> None:
@@ -61,10 +61,6 @@ def test_a_missing_program_ends_as_in_a_shell(tmp_path: Path) -> None:
     for program in ("./no_program", "./no_binary"):
         done = run_program("-m", "lm_profiler", "run", "--", program, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (126, 1)
-    # What torch, Fabric and Lightning call is one small file outside of the package.
-    done = run_program("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
-    ours, answers = "lm_profiler_autoload", ["None", "[]", "[]", "[]"]
-    assert done.stdout.splitlines() == [ours, *answers, *answers, ours], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,6 +114,14 @@ print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch")
 """
 
 
+def test_without_the_variable_only_one_small_file_is_imported(tmp_path: Path) -> None:
+    """It is what torch, Fabric and Lightning call, outside of the package; it answers that there is nothing to do."""
+    done = run_program("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
+    imported, *answers, imported_in_the_end = done.stdout.splitlines()
+    assert imported == imported_in_the_end == "lm_profiler_autoload", done.stderr
+    assert answers == ["None", "[]", "[]", "[]"] * 2
+
+
 @pytest.mark.parametrize("value", ["{", '{"options": {"measure_steps": -1}}', '{"options": {"unknown": 1}}'])
 def test_wrong_variable_raises_nothing(value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(VARIABLE, value)
@@ -143,28 +147,39 @@ def trainer_like(verb: str = "fit", barebones: bool = False, callbacks: Sequence
     return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks), is_global_zero=True)
 
 
+def admission(number: int, claims: Path, wanted_number: int | None = None) -> Admission:
+    """Of the Trainer with this number."""
+    return Admission(number, wanted_number=wanted_number, verb="fit", claims=claims)
+
+
 def test_only_the_first_matching_trainer_is_admitted(tmp_path: Path) -> None:
-    first, second, third = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path) for number in (1, 2, 3))
+    first, second, third = (admission(number, tmp_path) for number in (1, 2, 3))
     assert not first(trainer_like("validate"))
     assert second(trainer_like())
-    assert not second(trainer_like())
-    assert not first(trainer_like())
-    assert not third(trainer_like())
-    ranks = [Admission(number=2, wanted_number=None, verb="fit", claims=tmp_path) for _ in range(3)]
+    for refused in (second, first, third):
+        assert not refused(trainer_like())
+
+
+def test_all_ranks_of_a_trainer_are_admitted(tmp_path: Path) -> None:
+    ranks = [admission(2, tmp_path) for _ in range(3)]
     assert all(rank(trainer_like()) for rank in ranks)
-    by_number = [Admission(number, wanted_number=2, verb="fit", claims=tmp_path) for number in (1, 2, 3)]
-    assert [admission(trainer_like()) for admission in by_number] == [False, True, False]
-    assert not Admission(number=1, wanted_number=None, verb="fit", claims=tmp_path)(trainer_like(barebones=True))
-    assert not Admission(number=1, wanted_number=None, verb="fit", claims=tmp_path)(
-        trainer_like(callbacks=profiling_callbacks())
-    )
+
+
+def test_the_trainer_with_the_wanted_number_is_admitted(tmp_path: Path) -> None:
+    trainers = [admission(number, tmp_path, wanted_number=2) for number in (1, 2, 3)]
+    assert [trainer(trainer_like()) for trainer in trainers] == [False, True, False]
+
+
+def test_a_trainer_that_cannot_be_profiled_or_is_already_is_not_admitted(tmp_path: Path) -> None:
+    assert not admission(1, tmp_path)(trainer_like(barebones=True))
+    assert not admission(1, tmp_path)(trainer_like(callbacks=profiling_callbacks()))
 
 
 def test_later_fits_are_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_refusal_is_reported", False)
-    first, second, third = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path) for number in (1, 2, 3))
+    first, second, third = (admission(number, tmp_path) for number in (1, 2, 3))
     assert first(trainer_like())
     assert not second(trainer_like("validate"))  # nobody expects that one to be profiled
     assert not second(trainer_like(callbacks=profiling_callbacks()))  # the program profiles it itself
@@ -178,9 +193,8 @@ def test_later_fits_are_reported_once(
 
 def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_admitted_number", None)
-    first, second = (Admission(number, wanted_number=None, verb="fit", claims=tmp_path / "gone") for number in (4, 5))
-    assert first(trainer_like())
-    assert not second(trainer_like())
+    assert admission(4, tmp_path / "gone")(trainer_like())
+    assert not admission(5, tmp_path / "gone")(trainer_like())
 
 
 @pytest.mark.parametrize("given", [2.5, "3"])

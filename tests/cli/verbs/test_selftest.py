@@ -64,7 +64,7 @@ def test_a_shared_machine_and_the_spread_of_processes_are_reported() -> None:
 
 
 def test_a_wrong_call_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    finished = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
+    finished = warm.run_python("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
     assert finished.returncode == 2
     assert "--stages.warmup_steps" in finished.stderr
     assert len(finished.stderr.splitlines()) == 1
@@ -83,7 +83,7 @@ def test_a_real_self_test(tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "runs").mkdir()
     cache = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = warm.run("-m", "lm_profiler", "selftest", *tiny, folder=tmp_path / "runs", environment=cache)
+    done = warm.run_python("-m", "lm_profiler", "selftest", *tiny, folder=tmp_path / "runs", environment=cache)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     first = [line.split()[0] for line in printed]

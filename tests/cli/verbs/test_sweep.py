@@ -16,7 +16,7 @@ import psutil
 import pytest
 import warm
 import yaml
-from faults import breaks
+from faults import fault_in
 from refused import assert_refused_as_stored
 from stored_texts import assert_stored
 
@@ -92,7 +92,7 @@ def test_a_wrong_call_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[s
     before = set(here.rglob("*"))
     assert_refused_as_stored("cli/sweep", REFUSED, capsys)
     assert set(here.rglob("*")) == before
-    with breaks(SweepFolder.missing, OSError(errno.ENOSPC, "No space left on device")):
+    with fault_in(SweepFolder.missing, OSError(errno.ENOSPC, "No space left on device")):
         assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
     texts = {"an error": capsys.readouterr().err.splitlines()[-1]}
     assert_stored("sweep/reasons: full disk", texts)
@@ -114,7 +114,7 @@ def test_a_dry_run_prints_calls_for_a_shell(here: Path, capsys: pytest.CaptureFi
 
 def swept(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The verb as a program, which starts the server of its cells."""
-    return warm.run("-m", "lm_profiler", "sweep", *arguments)
+    return warm.run_python("-m", "lm_profiler", "sweep", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ class Sweep:
     def start(self, timeout_s: int = 60) -> None:
         self.out = self.here / f"output{len(self.seen)}.txt"
         call = ("-m", "lm_profiler", "sweep", "ends.yaml", f"--timeout_s={timeout_s}")
-        self.process = warm.start(*call, out=self.out)
+        self.process = warm.start_python(*call, out=self.out)
 
     def until_it_hangs(self, times: int) -> int:
         """Wait until a cell hangs for the ``times``-th time; returns its process."""
@@ -192,7 +192,7 @@ class Sweep:
         return int(pids[-1])
 
     def ends(self) -> tuple[int, str]:
-        return warm.end(self.process), self.out.read_text()
+        return warm.exit_code_of(self.process), self.out.read_text()
 
     def none_is_left(self) -> bool:
         return psutil.wait_procs(self.seen, timeout=60)[1] == []

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import warm
 import yaml
-from faults import breaks
+from faults import fault_in
 from lightning.pytorch import Trainer
-from refused import assert_refused_as_stored, refused
+from refused import assert_refused_as_stored, printed_refusal
 from stored_texts import assert_stored
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
@@ -193,7 +193,7 @@ REFUSED = [
 def test_a_wrong_call_leaves_nothing(here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]):
     before = set(here.rglob("*"))
     assert_refused_as_stored("cli/fit", [call for call in REFUSED if call], capsys, first=["--config=tiny.yaml"])
-    assert_stored("cli/no_verb", {"no arguments": refused([], capsys)})
+    assert_stored("cli/no_verb", {"no arguments": printed_refusal([], capsys)})
     assert {path for path in here.rglob("*") if "__pycache__" not in path.parts} == before
 
 
@@ -217,7 +217,7 @@ def test_wrong_config_files_are_refused(here: Path, capsys: pytest.CaptureFixtur
     messages = {}
     for content in REFUSED_CONFIGS:
         (here / "bad.yaml").write_text(yaml.safe_dump(content))
-        messages[repr(content)[:100]] = message = refused(["fit", "--config=bad.yaml"], capsys)
+        messages[repr(content)[:100]] = message = printed_refusal(["fit", "--config=bad.yaml"], capsys)
         assert len(message) < 1000
         assert not (here / "logs").exists()
     assert_stored("cli/config_files", messages)
@@ -428,7 +428,7 @@ class Program:
 
     def __init__(self, out: Path, *arguments: str) -> None:
         self._out = out
-        self._process = warm.start("-m", "lm_profiler", "fit", *MINE, *arguments, out=out)
+        self._process = warm.start_python("-m", "lm_profiler", "fit", *MINE, *arguments, out=out)
         self.pid = self._process.pid
 
     def until_they_wait(self, ranks: int) -> list[psutil.Process]:
@@ -441,7 +441,7 @@ class Program:
         return psutil.Process(self.pid).children(recursive=True)
 
     def ends(self) -> tuple[int, str]:
-        return warm.end(self._process), self._out.read_text()
+        return warm.exit_code_of(self._process), self._out.read_text()
 
     def kill(self) -> None:
         if self._process.is_alive():
@@ -525,7 +525,7 @@ def test_ctrl_c_while_importing_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_a_run_whose_instruments_fail_exits_with_1(here: Path) -> None:
-    with breaks(Session.step_ended):
+    with fault_in(Session.step_ended):
         assert main(["fit", "--config=tiny.yaml"]) == 1
     record = read_run(here / "logs" / "tiny" / "version_0")
     assert (record.status, record.failure.phase, record.failure.type) == ("failed", "instruments", "KeyError")

@@ -21,28 +21,33 @@ WITHOUT_DATA = PLAIN[2:]
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_tape_cut_anywhere(seed: int) -> None:
+    """A tape holds codes and instants in turns; it is cut at seven places."""
     rng = random.Random(seed)
-    tape: list[int] = []
+    codes, instants = [], []
     now = 0
     for _ in range(60):
         for code in [*rng.choice([PLAIN, PLAIN, NESTED, FAILED, LEFT, NONE, WITHOUT_DATA]), at.END]:
             now += rng.randrange(1, 1000)
-            tape += (code, now)
+            codes.append(code)
+            instants.append(now)
+    by_mark = TapeReading()
+    for code, instant in zip(codes, instants, strict=True):
+        by_mark.add(code, instant)
+
+    tape = [number for mark in zip(codes, instants, strict=True) for number in mark]
     timeline = Timeline()
     timeline._tape.extend(tape)
-    by_mark = TapeReading()
-    for code, instant in zip(tape[::2], tape[1::2], strict=True):
-        by_mark.add(code, instant)
-    by_step = timeline.reading()
-    assert by_step == by_mark
-    finished = by_step.finished
-    reader, cuts = ChunkReader(), sorted(rng.sample(range(0, len(tape), 2), 7))
-    chunks = [reader.read(tape[a:b]) for a, b in zip([0, *cuts], [*cuts, len(tape)], strict=True)]
-    begin, end, host_s, seconds = (np.concatenate([getattr(c, name) for c in chunks]) for name in chunks[0]._fields)
-    assert begin.tolist() == [step.host_ns[0] for step in finished]
-    assert end.tolist() == [step.host_ns[-1] for step in finished]
-    np.testing.assert_allclose(host_s, [step.host_seconds() for step in finished], atol=1e-15)
-    assert (seconds == host_s).all()
+    assert timeline.reading() == by_mark
+
+    reader = ChunkReader()
+    cuts = sorted(rng.sample(range(0, len(tape), 2), 7))
+    chunks = [reader.read(tape[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(tape)], strict=True)]
+    steps = by_mark.finished
+    assert np.concatenate([chunk.begin_ns for chunk in chunks]).tolist() == [step.host_ns[0] for step in steps]
+    assert np.concatenate([chunk.end_ns for chunk in chunks]).tolist() == [step.host_ns[-1] for step in steps]
+    host_s = np.concatenate([chunk.host_s for chunk in chunks])
+    np.testing.assert_allclose(host_s, [step.host_seconds() for step in steps], atol=1e-15)
+    assert (np.concatenate([chunk.seconds for chunk in chunks]) == host_s).all()
 
 
 def test_a_step_waits_for_its_device() -> None:

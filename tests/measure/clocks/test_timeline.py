@@ -29,8 +29,8 @@ def end_step(timeline: Timeline) -> StepMarks:
     return timeline.reading().finished.popleft()
 
 
-def known_step(timeline: Timeline, clock: Clock) -> StepMarks:
-    """data 1, forward 2 with a backward of 4 in it and then 8 more, and 16 of nothing in particular."""
+def data_and_forward_with_backward(timeline: Timeline, clock: Clock) -> StepMarks:
+    """A step with data of 1 ms, forward of 2 + 8 with a backward of 4 in its middle, and 16 ms of nothing."""
     with Span(timeline, at.DATA):
         clock.pass_ms(1)
     with Span(timeline, at.FORWARD):
@@ -43,14 +43,20 @@ def known_step(timeline: Timeline, clock: Clock) -> StepMarks:
 
 
 def test_time_belongs_to_the_innermost_part(clock: Clock) -> None:
-    marks = known_step(Timeline(clock), clock)
-    assert in_ms(marks.host_seconds()) == {"data": 1, "forward": 10, "backward": 4, "other": 16, "step": 31}
+    """The step has 1 ms of data, 2 + 8 of forward around 4 of backward, and 16 of nothing."""
+    marks = data_and_forward_with_backward(Timeline(clock), clock)
+    assert in_ms(marks.host_seconds()) == {"data": 1, "forward": 2 + 8, "backward": 4, "other": 16, "step": 31}
+    assert sum(marks.host_seconds()[: len(PARTS)]) == pytest.approx(marks.host_seconds()[-1], abs=1e-15)
+
+
+def test_a_device_has_times_of_its_own(clock: Clock) -> None:
+    """It takes three times as long as the host: see the test above."""
     stream = FakeStream(clock, slowness=3)
-    marks = known_step(Timeline(clock, stream), clock)
+    marks = data_and_forward_with_backward(Timeline(clock, stream), clock)
     assert in_ms(marks.host_seconds())["step"] == 31
-    assert in_ms(marks.stream_seconds(stream)) == {"data": 3, "forward": 30, "backward": 12, "other": 48, "step": 93}
-    for seconds in (marks.host_seconds(), marks.stream_seconds(stream)):
-        assert sum(seconds[: len(PARTS)]) == pytest.approx(seconds[-1], abs=1e-15)
+    on_device = marks.stream_seconds(stream)
+    assert in_ms(on_device) == {"data": 3, "forward": 30, "backward": 12, "other": 48, "step": 93}
+    assert sum(on_device[: len(PARTS)]) == pytest.approx(on_device[-1], abs=1e-15)
 
 
 def test_two_marks_are_a_span(clock: Clock) -> None:
@@ -60,12 +66,15 @@ def test_two_marks_are_a_span(clock: Clock) -> None:
     timeline.mark(at.LEAVE)
     clock.pass_ms(1)
     assert in_ms(end_step(timeline).host_seconds()) == {"data": 5, "other": 1, "step": 6}
+
+
+def test_a_span_may_be_entered_again(clock: Clock) -> None:
     timeline = Timeline(clock)
     span = Span(timeline, at.FORWARD)
     for ms in (1, 2):
         with span:
             clock.pass_ms(ms)
-    assert in_ms(end_step(timeline).host_seconds()) == {"forward": 3, "step": 3}
+    assert in_ms(end_step(timeline).host_seconds()) == {"forward": 1 + 2, "step": 3}
 
 
 def test_marks_outside_of_steps_count_for_nothing(clock: Clock) -> None:
@@ -73,9 +82,9 @@ def test_marks_outside_of_steps_count_for_nothing(clock: Clock) -> None:
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
     assert not timeline.reading().is_step_running
-    first = known_step(timeline, clock)
+    first = data_and_forward_with_backward(timeline, clock)
     clock.pass_ms(100)
-    second = known_step(timeline, clock)
+    second = data_and_forward_with_backward(timeline, clock)
     assert first.host_seconds() == second.host_seconds()
     assert first.host_ns[-1] + 100_000_000 == second.host_ns[0]
 
@@ -119,6 +128,9 @@ def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
     clock.pass_ms(1)
     assert timeline.stack == [at.OTHER]
     assert in_ms(end_step(timeline).host_seconds()) == {"other": 1, "step": 1}
+
+
+def test_a_stopped_timeline_has_no_steps(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.stop()
     timeline.go_outside()
@@ -141,7 +153,8 @@ def test_the_optimizer_ends_however_often_it_began(clock: Clock) -> None:
     clock.pass_ms(8)
     timeline.mark(at.OPTIMIZED)  # marked again by another hook
     clock.pass_ms(16)
-    assert in_ms(end_step(timeline).host_seconds()) == {"clip": 1, "optimizer": 6, "other": 24, "step": 31}
+    marks = end_step(timeline)
+    assert in_ms(marks.host_seconds()) == {"clip": 1, "optimizer": 2 + 4, "other": 8 + 16, "step": 31}
 
 
 def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> None:
@@ -151,6 +164,9 @@ def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> 
             raise ValueError("wrong")
     assert timeline.reading().failed_in == at.BACKWARD
     assert timeline.stack == [at.OTHER]
+
+
+def test_a_failure_between_parts_is_forgotten_with_the_step(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
@@ -163,15 +179,22 @@ def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> 
 
 def test_observers_hear_every_mark_after_its_instant(clock: Clock) -> None:
     timeline = Timeline(clock)
-    marks: list[tuple[int, list[int]]] = []
-    timeline.observers += (lambda code: marks.append((code, timeline.stack.copy())),)
-    observed = known_step(timeline, clock)
+    heard_codes: list[int] = []
+    innermost_parts: list[int] = []
+
+    def observe(code: int) -> None:
+        heard_codes.append(code)
+        innermost_parts.append(timeline.stack[-1])
+
+    timeline.observers += (observe,)
+    observed = data_and_forward_with_backward(timeline, clock)
     codes = [at.DATA, at.OTHER, at.FORWARD, at.BACKWARD, at.FORWARD, at.OTHER, at.OTHER]
-    assert [code for code, _ in marks] == codes == observed.codes
-    assert [stack[-1] for _, stack in marks] == codes
+    assert heard_codes == innermost_parts == observed.codes == codes
+
     timeline.observers = ()
-    assert known_step(timeline, clock).host_seconds() == pytest.approx(observed.host_seconds())
-    assert len(marks) == len(codes)
+    unobserved = data_and_forward_with_backward(timeline, clock)
+    assert unobserved.host_seconds() == pytest.approx(observed.host_seconds())
+    assert heard_codes == codes
 
 
 def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock) -> None:
@@ -192,20 +215,22 @@ def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock)
 @pytest.mark.parametrize("seed", range(20))
 def test_it_does_not_matter_when_the_tape_is_read(seed: int) -> None:
     """Ctrl-C anywhere in the reading, and reading again, gives what reading once gives."""
-    drawn = random.Random(seed)
-    events = [drawn.choice((*range(OUTSIDE + 1), *[at.LEAVE] * 5, at.OPTIMIZED, at.END)) for _ in range(60)]
-    seen = []
-    for reads in (0.0, 0.3):
+    draw = random.Random(seed)
+    codes = [draw.choice((*range(OUTSIDE + 1), *[at.LEAVE] * 5, at.OPTIMIZED, at.END)) for _ in range(60)]
+
+    def marks_of_steps(share_of_readings: float) -> list[tuple[list[int], list[int]]]:
+        """Mark all codes, and read after this share of them."""
         clock = Clock()
         timeline, steps = Timeline(clock, FakeStream(clock)), []
-        for event in events:
-            clock.pass_ms(1 + event)
-            timeline.mark(event)
-            if drawn.random() < reads:
-                steps += interrupted(timeline, drawn.randint(1, 60))
+        for code in codes:
+            clock.pass_ms(1 + code)
+            timeline.mark(code)
+            if draw.random() < share_of_readings:
+                steps += interrupted(timeline, draw.randint(1, 60))
         steps += [*timeline.reading().finished]
-        seen.append([(marks.codes, marks.host_ns) for marks in steps])
-    assert seen[0] == seen[1]
+        return [(marks.codes, marks.host_ns) for marks in steps]
+
+    assert marks_of_steps(share_of_readings=0.0) == marks_of_steps(share_of_readings=0.3)
 
 
 def interrupted(timeline: Timeline, after: int) -> list[StepMarks]:

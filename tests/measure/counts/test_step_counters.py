@@ -58,9 +58,13 @@ def test_faults_take_at_most_the_time_of_the_kernel(faults: int, system_s: float
 
 
 def test_faults_of_several_threads_take_less() -> None:
+    """In 100 ms the process ran for 400, so with four threads: their 100 ms in the kernel passed at once."""
     raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(0.1 / 4)
+
+
+def test_what_was_not_read_is_unknown() -> None:
     (counters,) = step_counters([raw_reading(0, 0, 0), raw_reading(1, 0, 10)], compilations=None)
     for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
@@ -78,26 +82,43 @@ def test_the_gpus_clock_is_that_of_the_step() -> None:
     assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})
 
 
-def test_events_within_a_step_count() -> None:
+# From 0 to 10 and from 12 to 20 ms.
+TWO_STEPS = [raw_reading(0, 0, 0), raw_reading(1, 0, 10), raw_reading(2, 12, 20)]
+
+
+def test_collections_within_a_step_count() -> None:
+    """One crosses the time between the steps; the step has the generation of the largest."""
     collections = [
         GarbageCollection(2 * MS, 4 * MS, 0),
-        GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
+        GarbageCollection(8 * MS, 13 * MS, 2),
         GarbageCollection(14 * MS, 15 * MS, 1),
     ]
+    first, second = step_counters(TWO_STEPS, collections)
+    assert first.gc_s == pytest.approx((4 - 2 + 10 - 8) * 1e-3)
+    assert first.gc_generation == 0
+    assert second.gc_s == pytest.approx((13 - 12 + 15 - 14) * 1e-3)
+    assert second.gc_generation == 2
+
+
+def test_compilations_within_a_step_count_once() -> None:
+    """From 15 ms on, one within the other or overlapping it, until after the second step."""
     compilations = [
         TimedCompilation(0.015, 0.021, "f"),
         TimedCompilation(0.016, 0.019, "within f"),
         TimedCompilation(0.0185, 0.030, None),
     ]
-    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 10), raw_reading(2, 12, 20)]
-    one, two = step_counters(raw, collections, compilations)
-    assert (one.gc_s, one.gc_generation) == (pytest.approx(4e-3), 0)
-    assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
-    assert (one.compile_s, one.compiled) == (0.0, None)
-    assert (two.compile_s, two.compiled) == (pytest.approx(5e-3), "f")
-    checkpoint_instants_ns = [ns * MS for ns in (2, 5, 9, 14, 25, 30, 40)]  # the last one goes on
-    one, two = step_counters(raw, checkpoint_instants_ns=checkpoint_instants_ns)
-    assert (one.checkpoint_s, two.checkpoint_s) == (pytest.approx(4e-3), pytest.approx(2e-3))
+    first, second = step_counters(TWO_STEPS, compilations=compilations)
+    assert (first.compile_s, first.compiled) == (0.0, None)
+    assert second.compile_s == pytest.approx((20 - 15) * 1e-3)
+    assert second.compiled == "f"
+
+
+def test_checkpoints_within_a_step_count() -> None:
+    """From 2 to 5 ms, from 9 to 14, from 25 to 30; the last one goes on."""
+    instants_ns = [ms * MS for ms in (2, 5, 9, 14, 25, 30, 40)]
+    first, second = step_counters(TWO_STEPS, checkpoint_instants_ns=instants_ns)
+    assert first.checkpoint_s == pytest.approx((5 - 2 + 10 - 9) * 1e-3)
+    assert second.checkpoint_s == pytest.approx((14 - 12) * 1e-3)
 
 
 def test_overlaps_are_what_brute_force_counts() -> None:

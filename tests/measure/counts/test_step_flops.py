@@ -12,7 +12,7 @@ from scripts import SUPPORT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
-from warm import end, start
+from warm import exit_code_of, start_python
 
 from lm_profiler.measure.clocks.tape import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -123,10 +123,11 @@ def test_a_transformer_on_a_gpu_is_the_closed_form_too(dtype: torch.dtype) -> No
     ],
 )
 def test_operators(work: Callable[[], Tensor], forward: int, backward: int | None) -> None:
-    found = counted_by_phase(lambda: work().sum().backward())
-    assert found[0] == forward
+    """``backward`` says how many times as many FLOPs the backward pass has, if it is known."""
+    forward_flops, *flops_of_other_phases = counted_by_phase(lambda: work().sum().backward())
+    assert forward_flops == forward
     if backward is not None:
-        assert found[1:] == (backward * forward, 0)
+        assert flops_of_other_phases == [backward * forward, 0]
 
 
 @torch.library.custom_op("lm_profiler_step_tests::product", mutates_args=())
@@ -217,7 +218,7 @@ def test_the_mode_meets_forward_backward_and_optimizer() -> None:
     assert steps.flops() == Flops(forward=PRODUCT, backward=PRODUCT, recomputation=0, optimizer=of_optimizer)
 
 
-class Left(TorchDispatchMode):
+class PlainMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
@@ -226,7 +227,7 @@ def test_a_mode_that_the_step_leaves_behind_stays_until_the_step_takes_it_away()
     timeline = Timeline()
     steps = StepFlops(timeline)
     timeline.observers = (steps,)
-    theirs = Left()
+    theirs = PlainMode()
     timeline.mark(DATA)
     timeline.mark(FORWARD)
     theirs.__enter__()
@@ -251,34 +252,40 @@ class Labelled(Tensor):
 
 @pytest.mark.parametrize("given", [torch.ones(2), [1.0, 2.0], 2, torch.ones(2).untyped_storage()], ids=type)
 def test_a_subclass_is_made_amid_a_step_as_without_it(given: Any) -> None:
-    def made() -> Any:
-        return Labelled(given, "a"), type("Own", (Tensor,), {})(given)
+    """Also within the step of a Trainer that another Trainer's step calls."""
 
-    alone = made()
+    def make_subclasses() -> list[Tensor]:
+        return [Labelled(given, "a"), type("Own", (Tensor,), {})(given)]
+
+    def kinds_and_shapes(tensors: list[Tensor]) -> list[tuple[str, torch.Size]]:
+        return [(type(tensor).__name__, tensor.shape) for tensor in tensors]
+
+    expected = kinds_and_shapes(make_subclasses())
     outer, inner = StepFlops(Timeline()), StepFlops(Timeline())
-    for steps in (outer, inner):  # a Trainer within a Trainer's step
+    for steps in (outer, inner):
         steps._timeline.observers = (steps,)
         steps._timeline.mark(DATA)
         steps._timeline.mark(FORWARD)
-    watched = made()
-    assert [type(tensor).__name__ for tensor in watched] == [type(tensor).__name__ for tensor in alone]
-    assert [tensor.shape for tensor in watched] == [tensor.shape for tensor in alone]
-    assert watched[0].label == "a"
+    labelled, own = make_subclasses()
+    assert kinds_and_shapes([labelled, own]) == expected
+    assert labelled.label == "a"
     inner.stop()
-    assert made()[0].shape == alone[0].shape  # the outer one still counts
-    watched[0].as_subclass(Tensor).reshape(1, -1) @ torch.ones(watched[0].numel(), 3)
+    assert kinds_and_shapes(make_subclasses()) == expected  # the outer one still counts
+    labelled.as_subclass(Tensor).reshape(1, -1) @ torch.ones(labelled.numel(), 3)
     outer.stop()
     assert "__new__" not in vars(Tensor)
-    assert outer.flops().forward == 2 * watched[0].numel() * 3
+    assert outer.flops().forward == 2 * labelled.numel() * 3
 
 
 def test_sharded_weights_count_what_this_rank_multiplies(tmp_path: Path) -> None:
     outputs = [tmp_path / f"rank{rank}.txt" for rank in (0, 1)]
     ranks = [
-        start(str(SUPPORT / "sharded_run.py"), str(rank), str(tmp_path / "store"), out=out, err=tmp_path / "err.txt")
+        start_python(
+            str(SUPPORT / "sharded_run.py"), str(rank), str(tmp_path / "store"), out=out, err=tmp_path / "err.txt"
+        )
         for rank, out in enumerate(outputs)
     ]
-    assert [end(rank) for rank in ranks] == [0, 0]
+    assert [exit_code_of(rank) for rank in ranks] == [0, 0]
     answers = [out.read_text().split()[-4:] for out in outputs]  # old Gloo prints too
     whole = 2 * 2 * 8 * 16
     # Two layers, each cut in two by tensor parallelism; of FSDP2's gathered weights every rank multiplies the whole.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import breaks
+from faults import fault_in
 from on_shapes import count_work
 from torch import Tensor, nn
 
@@ -84,7 +84,7 @@ def test_an_address_may_be_used_again() -> None:
 def test_without_a_pass_the_traffic_is_unknown() -> None:
     assert ForwardTraffic().take() is None
     layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
-    with breaks(ForwardTraffic.note_call):
+    with fault_in(ForwardTraffic.note_call):
         assert read_bytes(lambda: before.copy_(layer(ROWS))) is None
     assert before.any()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from faults import breaks
+from faults import fault_in
 
 from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.device import ceilings as module
@@ -107,7 +107,7 @@ def test_a_coarse_clock_gives_no_ceiling() -> None:
     assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
 
 
-def test_memory_limits_the_size(free: Callable[[int], None]) -> None:
+def test_memory_limits_the_size(set_free_memory: Callable[[int], None]) -> None:
     machine = Machine(at_rate(1e15))
     machine.best(largest=1000)
     assert max(machine.sizes) == 512
@@ -116,7 +116,7 @@ def test_memory_limits_the_size(free: Callable[[int], None]) -> None:
     size = largest_size(10**8, torch.float64)
     halvings = [size >> k for k in range(20)]
     assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
-    free(2**20)
+    set_free_memory(2**20)
     ticks = iter(range(0, 10**12, 1_000_000))
     result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
     assert 3 * 4 * _size(result) ** 2 <= 2**20 / 2
@@ -155,14 +155,16 @@ def test_a_product_that_memory_keeps_short_is_no_ceiling() -> None:
     assert fastest(full, LARGEST, machine.left_s) is None
 
 
-def test_memory_that_torch_keeps_for_reuse_is_free(free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch):
+def test_memory_that_torch_keeps_for_reuse_is_free(
+    set_free_memory: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+):
     """A device whose driver has 1 GiB left, of which the allocator holds 70 and uses 20."""
     gib = 2**30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gib, 80 * gib))
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 70 * gib)
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 20 * gib)
     assert usable_bytes(torch.device("cuda", 0)) == 51 * gib
-    free(2**20)
+    set_free_memory(2**20)
     assert usable_bytes(CPU) == 2**20
 
 
@@ -197,7 +199,7 @@ def test_real_product_on_the_cpu(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_is_timed_by_its_events(dtype: torch.dtype) -> None:
-    with breaks(Stopwatch._synchronize) as timed_by_host:
+    with fault_in(Stopwatch._synchronize) as timed_by_host:
         result = matmul_ceiling(torch.device("cuda", 0), dtype)
     assert timed_by_host == []
     assert 1e11 < result < 1e16

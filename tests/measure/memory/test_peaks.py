@@ -35,7 +35,8 @@ class FakeProbe:
         return self.peak, None, None
 
 
-def one_step(parts: PartPeaks, probe: FakeProbe, scale: int) -> Peaks:
+def mark_step(parts: PartPeaks, probe: FakeProbe, scale: int = 1) -> Peaks:
+    """Hold up to 1 byte in data, 70 in forward, 900 outside of the step, 60 in optimizer; backward begins with 50."""
     parts(at.DATA)
     probe.hold(1 * scale)
     parts(at.FORWARD)
@@ -53,21 +54,26 @@ def one_step(parts: PartPeaks, probe: FakeProbe, scale: int) -> Peaks:
 
 
 def test_a_peak_belongs_to_the_part_in_which_it_rose() -> None:
+    """The 900 bytes that are held outside of the step are no peak of it."""
     probe = FakeProbe()
     parts = PartPeaks(probe)
-    assert one_step(parts, probe, 1) == (70, None, None)  # what lies outside of the step is no peak of it
+    assert mark_step(parts, probe) == (70, None, None)
     assert parts.by_part() == {
         "data": (1, None, None),
         "forward": (70, None, None),
         "backward": (50, None, None),  # held when it began
         "optimizer": (60, None, None),
     }
+
+
+def test_a_part_has_the_peak_of_all_steps_and_of_nothing_between_them() -> None:
+    """The peak of a step is in forward, of 70 bytes; the first step holds ten times as much."""
     probe = FakeProbe()
     parts = PartPeaks(probe)
-    one_step(parts, probe, 10)
-    probe.hold(900_000)  # between two steps
+    mark_step(parts, probe, scale=10)
+    probe.hold(900_000)
     probe.hold(0)
-    assert one_step(parts, probe, 1) == (70, None, None)
+    assert mark_step(parts, probe) == (70, None, None)
     assert parts.by_part()["forward"] == (700, None, None)
 
 

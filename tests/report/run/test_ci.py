@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from compared import near_ten_ms, write
+from compared import rows_near_10_ms, write_run
 
 from lm_profiler.cli.main import main
 
@@ -14,7 +14,9 @@ from lm_profiler.cli.main import main
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[str, str]:
     """Two runs, of which B takes half as long again."""
-    return str(write(tmp_path / "before", near_ten_ms())), str(write(tmp_path / "after", near_ten_ms(1.5)))
+    return str(write_run(tmp_path / "before", rows_near_10_ms())), str(
+        write_run(tmp_path / "after", rows_near_10_ms(1.5))
+    )
 
 
 def written(verb: str, kind: str, runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -72,12 +74,12 @@ def test_report_adds_to_the_summary(pair: tuple[str, str], github: dict[str, Pat
 
 def test_a_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
     many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
-    a, b = (write(tmp_path / name, near_ten_ms(), config=config) for name, config in (("a", {}), ("b", many)))
+    a, b = (write_run(tmp_path / name, rows_near_10_ms(), config=config) for name, config in (("a", {}), ("b", many)))
     assert main(["compare", str(a), str(b)]) == 0
     assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
     github["GITHUB_STEP_SUMMARY"].unlink()
     for n in range(400):
-        write(tmp_path / f"a run whose name is long {'x' * 80} {n}", near_ten_ms())
+        write_run(tmp_path / f"a run whose name is long {'x' * 80} {n}", rows_near_10_ms())
     assert main(["report", str(tmp_path)]) == 0
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     assert len(summary.encode()) <= 64_000

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
+from made_improve import BF16, TRIED, made_improve, made_tried, nothing_helped
 from stored_texts import assert_stored
 
 from lm_profiler.record.improve_record import Final, Numerics
@@ -14,8 +14,8 @@ from lm_profiler.report.tables.formats import lines
 
 def test_each_change_has_its_row() -> None:
     table = improve_table(made_improve())
-    texts = [[cell.text for cell in row] for row in table.rows]
-    assert texts[0] == [
+    bf16, _, _, _, refused = texts = [[cell.text for cell in row] for row in table.rows]
+    assert bf16 == [
         "trainer.precision=bf16-mixed",
         "168.0 → 120.0",
         "48.0 [46.5, 49.5]",
@@ -27,13 +27,15 @@ def test_each_change_has_its_row() -> None:
     ]
     assert [row[-1] for row in texts] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
     assert {len(row) for row in texts} == {len(table.headings)}
-    assert texts[4][1:-1] == [""] * 6  # nothing was run, so nothing is known
-    assert [change.name for change in made_improve().steps_after_changes] == [
-        "first setting",
-        TRIED[0].name,
-        TRIED[2].name,
-    ]
-    assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
+    assert refused[1:-1] == [""] * 6  # nothing was run, so nothing is known
+
+
+def test_the_way_to_the_final_setting_has_the_changes_that_were_kept() -> None:
+    """The first and the third of those tried."""
+    improved = made_improve()
+    names = [change.name for change in improved.steps_after_changes]
+    assert names == ["first setting", TRIED[0].name, TRIED[2].name]
+    assert way_texts(improved) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
 
 
 FINAL = Final(pairs=4, first_s=0.168, final_s=0.0971, ratio=1.73, low=1.69, high=1.77, first_bytes=2**30)
@@ -50,9 +52,9 @@ CASES = {
     "the same peak": made_improve(final=FINAL.model_copy(update={"final_bytes": round(1.005 * 2**30)})),
     "an interval that holds 1": made_improve(final=NEAR),
     "no last comparison": made_improve(final=None, ended="budget", left=["data.num_workers=4"]),
-    "what rounds to nothing has no sign": made_improve(tried=[tried("data.num_workers=4", 168.0, -0.01, "SAME")]),
+    "what rounds to nothing has no sign": made_improve(tried=[made_tried("data.num_workers=4", 168.0, -0.01, "SAME")]),
     "one is being tried": made_improve(
-        ended="unfinished", tried=[BF16, tried("model.compile=true", 120.0, 20.0, None)], final=None
+        ended="unfinished", tried=[BF16, made_tried("model.compile=true", 120.0, 20.0, None)], final=None
     ),
     **FAILED,
 }
@@ -91,4 +93,4 @@ def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
     ],
 )
 def test_an_undecided_change_needs_more_pairs_unless_its_reason_settles_it(why: str, needs_more: bool) -> None:
-    assert tried("a.b=1", 10.0, 0.0, "UNDECIDED", why=why).needs_more_pairs is needs_more
+    assert made_tried("a.b=1", 10.0, 0.0, "UNDECIDED", why=why).needs_more_pairs is needs_more

@@ -12,6 +12,7 @@ from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import next_text, odd_text, step_lines
 from lm_profiler.report.tables.formats import lines
+from lm_profiler.report.tables.table import Table
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,13 @@ IN_MILLISECONDS = ("Terms of the waterfall", "Own work and waiting by phase", "U
 def test_every_figure_of_the_registry_is_on_the_page(full: RunRecord, group: str) -> None:
     cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
     for figure in GROUPS[group]:
-        assert figure.get(full) is not None, figure.name
-        times = figure.unit == "s" and figure.path.partition(".")[0] in ("time", "host_time", "floors")
-        in_ms = times or group in IN_MILLISECONDS
-        text = figure.rounded(figure.get(full), *(figure.interval(full) or ())) if in_ms else shown(figure, full)
+        value = figure.get(full)
+        assert value is not None, figure.name
+        is_time_of_part = figure.unit == "s" and figure.path.partition(".")[0] in ("time", "host_time", "floors")
+        if is_time_of_part or group in IN_MILLISECONDS:
+            text = figure.rounded(value, *(figure.interval(full) or ()))
+        else:
+            text = shown(figure, full)
         assert text in cells, figure.name
 
 
@@ -41,12 +45,14 @@ DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
 
 @pytest.mark.parametrize("path", [path for path in LISTS if path not in DRAWN])
 def test_every_row_of_a_list_is_on_the_page(full: RunRecord, path: str) -> None:
-    tables = [table for table in sections(full) if {column.heading for column in LISTS[path]} <= {*table.titles}]
-    expected = {"waterfall.terms": 13, "waterfall.terms[].contributors": 36}  # a row for the step; three of each of 12
-    counts = [expected.get(path, 3)]
-    if path in ("python_times", "worker_times"):
-        counts = [3, 3]  # two lists with equal columns
-    assert [len(table.rows) for table in tables] == counts
+    """Each list of the record has three rows; a waterfall has twelve terms, and a row for the step."""
+    titles = {column.heading for column in LISTS[path]}
+    tables = [table for table in sections(full) if titles <= {*table.titles}]
+    has_twin = path in ("python_times", "worker_times")  # two lists with equal columns
+    assert len(tables) == (2 if has_twin else 1)
+    rows = {"waterfall.terms": 12 + 1, "waterfall.terms[].contributors": 12 * 3}
+    for table in tables:
+        assert len(table.rows) == rows.get(path, 3)
 
 
 def test_80_columns_hold_the_page(full: RunRecord, tmp_path: Any) -> None:
@@ -62,39 +68,48 @@ def rows_of_section(record: RunRecord, title: str) -> dict[str, str]:
 
 
 def test_lines_that_synchronize_are_listed() -> None:
+    """A hundred lines, which call 1, 2, … 100 times; 64 of them are shown."""
     syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
     record = made_record(syncs=syncs)
     [table] = [table for table in sections(record) if "call" in table.titles]
     assert len(table.rows) == 64
     assert table.below == ["and 36 more"]
     assert rows_of_section(record, "Synchronization")["synchronizations"] == "5,050"
+
+
+def test_ranks_are_listed_with_their_steps() -> None:
     record = made_record(rank_step_s=[0.010, 0.012])
     ranks = rows_of_section(record, "Ranks")
-    assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
+    assert ranks["slowest rank longer by"] == "20.0 %"
+    assert ranks["slowest rank's step"] == "12.000 ms"
     [table] = [table for table in sections(record) if "rank" in table.titles]
     assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
+
+
+def titles_of(table: Table) -> list[str]:
+    return [heading.title for heading in table.headings]
 
 
 def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
     usual = StepCounters(rank=0, gc_s=0.0, minor_faults=10.0)
     slow = StepCounters(step=9, rank=0, gc_s=1.0, gc_generation=2, minor_faults=12.0)
-    odd = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0, cause="garbage", cause_s=1.0, rank=0)
-    record = made_record(odd_steps=[odd], step_counters=[usual, slow])
-    table = list_table(record, "step_counters")
-    assert [heading.title for heading in table.headings] == [
-        "step", "rank", "garbage (ms)", "generation", "minor faults",
-    ]  # fmt: skip
+    table = list_table(made_record(step_counters=[usual, slow]), "step_counters")
+    assert titles_of(table) == ["step", "rank", "garbage (ms)", "generation", "minor faults"]
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["median", "0", "0.000", "", "10"],
         ["9", "0", "1,000.000", "2", "12"],
     ]
-    assert [heading.title for heading in list_table(record, "odd_steps").headings][-3:] == [
-        "cause", "explained (ms)", "rank",
-    ]  # fmt: skip
-    record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
+
+
+def test_causes_of_odd_steps_have_columns_if_any_is_known() -> None:
+    odd = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0, cause="garbage", cause_s=1.0, rank=0)
+    table = list_table(made_record(odd_steps=[odd]), "odd_steps")
+    assert titles_of(table)[-3:] == ["cause", "explained (ms)", "rank"]
+    without_cause = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0)
+    record = made_record(odd_steps=[without_cause])
     assert len(list_table(record, "odd_steps").headings) == 5
     assert not list_table(record, "step_counters").rows
-    assert odd_text(record.odd_steps[0]).endswith("in other")
+    assert odd_text(without_cause).endswith("in other")
 
 
 @pytest.mark.parametrize(
@@ -109,8 +124,8 @@ def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
 )
 def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, terms: list[str]) -> None:
     steadiness = made_record().steadiness
-    of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
-    record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
+    terms_s = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
+    record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=terms_s)})
     assert step_lines(record) == terms
 
 

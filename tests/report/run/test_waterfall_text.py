@@ -16,7 +16,7 @@ from lm_profiler.report.run.run_page import run_page, time_table
 from lm_profiler.report.run.waterfall_text import ends_text, missing_input, rungs, waterfall_tables, why_lines
 
 
-def printed_sum(line: str) -> tuple[Decimal, Decimal]:
+def step_and_sum_of_terms(line: str) -> tuple[Decimal, Decimal]:
     """The step that a line begins with, and the sum of its terms."""
     step, terms = re.sub(r"\[.*?\] ", "", line).removeprefix("why: ").replace(",", "").split(" ms = ")
     signed = re.findall(r"([+-]?) ?([\d.]+) [a-z]", terms)
@@ -32,13 +32,14 @@ def test_figures_add_up_as_printed(seed: int) -> None:
         seconds[-1] *= -0.5
     terms = [Term(name=name, seconds=float(s), at_most_s=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
     fall = made_waterfall().model_copy(update={"terms": terms, "step_s": float(seconds.sum()), "ci_low": None})
-    step, total = printed_sum(why_lines(made_record(waterfall=fall))[0])
+    line = why_lines(made_record(waterfall=fall))[0]
+    step, total = step_and_sum_of_terms(line)
     assert total == step
-    texts = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
-    assert sum(texts) == step
-    unit = 10.0 ** texts[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
-    for rung, text in zip(rungs(fall), texts, strict=True):
-        assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
+    printed = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
+    assert sum(printed) == step
+    last_digit = 10.0 ** printed[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
+    for rung, ms in zip(rungs(fall), printed, strict=True):
+        assert float(ms) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * last_digit)
 
 
 UNKNOWN_CLOCK = made_waterfall(
@@ -49,7 +50,7 @@ UNKNOWN_CLOCK = made_waterfall(
 UNKNOWN_BANDWIDTH = made_waterfall(
     {"ideal": 50.0, "beyond_bandwidth": 50.0, "unexplained": 0.0}, 100.0, bandwidth_bytes_per_s=None
 )
-FALLS = {
+WATERFALLS = {
     "the ideal, then the largest, then what is unexplained": made_waterfall(),
     "a single small term keeps its name, and terms without time are left out": made_waterfall(
         {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}, 100.0
@@ -74,7 +75,7 @@ FALLS = {
 def test_the_lines_are_as_stored(tmp_path: Path) -> None:
     """Below the table of a run's end; at the head of its page; the tables of terms, with what is below."""
     texts = {}
-    for case, fall in FALLS.items():
+    for case, fall in WATERFALLS.items():
         record = made_record(waterfall=fall, notes=["one"])
         below = [line for line in time_table(record).below if line.startswith(("why", "note"))]
         head = {row[0].text: row[1].text for row in run_page(record, tmp_path)[0].rows}
@@ -88,36 +89,54 @@ def test_the_lines_are_as_stored(tmp_path: Path) -> None:
 WORDS = ("verdict", "next", "why")
 
 
-def test_a_run_without_a_waterfall_has_a_reason() -> None:
+def test_the_waterfall_stands_below_verdict_and_advice() -> None:
     below = time_table(made_record(waterfall=made_waterfall())).below
-    first = [line.partition(":")[0] for line in below]
-    assert [name for name in first if name in WORDS] == list(WORDS)
+    names = [line.partition(":")[0] for line in below]
+    assert [name for name in names if name in WORDS] == ["verdict", "next", "why"]
+
+
+def test_a_run_without_a_waterfall_has_no_lines_of_it() -> None:
     record = made_record()
     assert why_lines(record) == []
     assert waterfall_tables(record) == []
     assert not [line for line in time_table(record).below if line.startswith("why")]
+
+
+def test_a_run_without_a_waterfall_has_a_reason() -> None:
+    """It is printed only if a trace was requested."""
     reasons = {}
-    for case, record in runs_without_one().items():
-        reason = f"No waterfall: {missing_input(record)}"
-        lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
-        asked_for = bool(record.steps_planned.get("trace"))  # the reason is printed only if a trace was requested
-        assert lines == ([f"why: unknown: {reason.partition(': ')[2]}"] if asked_for else [])
-        reasons[case] = reason
+    for case, record in runs_without_waterfall().items():
+        missing = missing_input(record)
+        reasons[case] = f"No waterfall: {missing}"
+        was_requested = bool(record.steps_planned.get("trace"))
+        printed = [line for line in time_table(record).below if line.startswith("why: unknown")]
+        assert printed == ([f"why: unknown: {missing}"] if was_requested else [])
     assert_stored("report/no_why", reasons)
 
 
 def test_terms_of_several_traced_steps_have_a_range() -> None:
-    made = made_waterfall(traced_steps=3)
-    terms = [term.model_copy(update={"low_s": 0.9 * term.seconds, "high_s": 1.2 * term.seconds}) for term in made.terms]
-    fall = made.model_copy(update={"terms": terms})
+    """From nine tenths of the mean to twelve: for slow matmuls 41 ms."""
+    of_one_step = made_waterfall(traced_steps=3)
+    terms = []
+    for term in of_one_step.terms:
+        terms.append(term.model_copy(update={"low_s": 0.9 * term.seconds, "high_s": 1.2 * term.seconds}))
+    fall = of_one_step.model_copy(update={"terms": terms})
     table = waterfall_tables(made_record(waterfall=fall))[0]
     assert [title.partition(" (ms)")[0] for title in table.titles[3:5]] == ["from", "to"]
     rows = {row[0].text: [cell.text for cell in row[1:5]] for row in table.rows}
     assert rows["slow matmuls"] == ["41.0", "24.4%", "36.9", "49.2"]
     assert rows["step"][2:] == ["", ""]
     assert any(line.startswith("from, to:") and "3 traced steps" in line for line in table.below)
-    assert_stored("report/notes: ends of a term", {"of three steps": ends_text(fall, terms[2])})
-    assert ends_text(made, made.terms[2]) == ""  # of one step, and of an older version
+
+
+def test_the_range_of_a_term_in_words() -> None:
+    """Of one step, and of an older version, there is none."""
+    term = made_waterfall().terms[2]
+    with_range = term.model_copy(update={"low_s": 0.9 * term.seconds, "high_s": 1.2 * term.seconds})
+    assert_stored(
+        "report/notes: ends of a term", {"of three steps": ends_text(made_waterfall(traced_steps=3), with_range)}
+    )
+    assert ends_text(made_waterfall(traced_steps=3), term) == ""
 
 
 def untraced_record(**changes: object) -> RunRecord:
@@ -125,7 +144,7 @@ def untraced_record(**changes: object) -> RunRecord:
     return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
 
 
-def runs_without_one() -> dict[str, RunRecord]:
+def runs_without_waterfall() -> dict[str, RunRecord]:
     """By what is missing."""
     use = made_record().utilisation
     unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})

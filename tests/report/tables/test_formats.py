@@ -63,13 +63,12 @@ def test_files_have_si_values_with_intervals():
     assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
     assert json.loads(json_text(TABLE)) == ROWS
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
+
+
+def test_a_column_of_several_types_is_text_in_parquet():
     table = Table([Heading("x", "x")], [[TableCell(8)], [TableCell("auto")], [TableCell([1, 2])], [TableCell()]])
-    assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
-        "8",
-        "auto",
-        "[1, 2]",
-        None,
-    ]
+    column = pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x")
+    assert column.to_pylist() == ["8", "auto", "[1, 2]", None]
 
 
 def test_csv_contains_no_formula():
@@ -95,33 +94,36 @@ def test_json_escapes_control_characters():
     assert all(c.isprintable() or c == "\n" for c in text)
 
 
-def test_nothing_in_a_name_reaches_the_terminal_or_breaks_markdown():
-    lines = terminal(nasty_table()).splitlines()
-    assert len(lines) == 3
-    assert "\x1b" not in lines[2]
-    assert_stored("report/names: terminal", {"a name of marks": lines[2]})
-    row = markdown(nasty_table()).splitlines()[-1]
-    assert row.count("|") - row.count("\\|") == 3
-    assert_stored("report/names: markdown", {"a name of marks": row})
-    table = Table(
-        [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[TableCell("a", "a"), TableCell("b", "b")]]
-    )
-    assert "fwd & back" in markdown(table)
+def test_nothing_in_a_name_reaches_the_terminal():
+    _, _, row = terminal(nasty_table()).splitlines()
+    assert "\x1b" not in row
+    assert_stored("report/names: terminal", {"a name of marks": row})
     assert single_line("  größe 模型 ± –") == "  größe 模型 ± –"
 
 
-def test_nothing_in_a_name_breaks_latex_or_typst():
-    text = latex(nasty_table())
-    assert text.splitlines()[0].startswith("% [bold]")
-    assert len(text.splitlines()) == 8
-    [row] = [line for line in text.splitlines() if line.startswith(" ")][1:]
+def test_nothing_in_a_name_breaks_markdown():
+    row = markdown(nasty_table()).splitlines()[-1]
+    assert row.count("|") - row.count("\\|") == 3
+    assert_stored("report/names: markdown", {"a name of marks": row})
+    headings = [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")]
+    assert "fwd & back" in markdown(Table(headings, [[TableCell("a", "a"), TableCell("b", "b")]]))
+
+
+def test_nothing_in_a_name_breaks_latex():
+    lines = latex(nasty_table()).splitlines()
+    assert lines[0].startswith("% [bold]")
+    assert len(lines) == 8
+    _, row = [line for line in lines if line.startswith(" ")]
     assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
     assert row.count("&") - row.count("\\&") == 1
     assert_stored("report/names: latex", {"a name of marks": row})
-    text = typst(nasty_table())
-    assert text.splitlines()[0].startswith("// [bold]")
-    [row] = [line for line in text.splitlines() if line.startswith('  "')]
-    # A string of Typst ends at the first quotation mark without a backslash, as one of JSON does; so do its escapes.
+
+
+def test_nothing_in_a_name_breaks_typst():
+    """A string of Typst has the escapes of one of JSON, and ends at the first quotation mark without a backslash."""
+    lines = typst(nasty_table()).splitlines()
+    assert lines[0].startswith("// [bold]")
+    [row] = [line for line in lines if line.startswith('  "')]
     assert json.loads(f"[{row.strip().removesuffix(',')}]") == [single_line(NASTY), "x"]
     assert typst(Table([Heading("x", 'a"b\\')], [])).count(r'"a\"b\\"') == 1
 
@@ -154,6 +156,7 @@ def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
+    """Five figures of two rows, each of which is half as wide as the screen: the rows go on below."""
     figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
     headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
     rows = [[TableCell(name, name), *(TableCell(0, text) for text in figures)] for name in ("first", "second")]
@@ -162,14 +165,15 @@ def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
     for text in figures:
         assert sum(text in line for line in lines) == 2
     assert "…" not in "".join(lines)
-    assert [line.split()[0] for line in lines if line.startswith(("first", "second"))] == ["first", "second"] * 5
+    names = [line.split()[0] for line in lines if line.startswith(("first", "second"))]
+    assert names == ["first", "second"] * 5
+
+
+def test_80_columns_cut_no_letter_of_a_reason(monkeypatch: pytest.MonkeyPatch):
     reason = "".join(f"part{n}/" for n in range(30))
     headings = [Heading("run", "run"), Heading("reason", "reason"), Heading("x", "step (ms)", figures=True)]
-    shown = on_a_screen(
-        Table(headings, [[TableCell("a", "a"), TableCell(reason, reason), TableCell(0, "12.50 [12.00, 13.00]")]]),
-        monkeypatch,
-    )
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "12.50 [12.00, 13.00]" in shown
-    letters = re.sub(r"\s|12.50 \[12.00, 13.00\]", "", shown)
-    assert reason in letters
+    row = [TableCell("a", "a"), TableCell(reason, reason), TableCell(0, "12.50 [12.00, 13.00]")]
+    text = on_a_screen(Table(headings, [row]), monkeypatch)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "12.50 [12.00, 13.00]" in text
+    assert reason in re.sub(r"\s|12.50 \[12.00, 13.00\]", "", text)

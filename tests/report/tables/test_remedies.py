@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from stored_texts import assert_stored
-from tabled import run
+from tabled import made_run_of
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Failure, MemoryFacts, MemoryReading, PlannedMemory
@@ -19,7 +19,7 @@ COMMAND = "python -m lm_profiler fit --config a.yaml"
 
 
 def failed(status: str, options: Sequence[str] = ()) -> Entry:
-    entry = run("a", failed=(status, "no room"))
+    entry = made_run_of("a", failed=(status, "no room"))
     failure = Failure(phase="forward", step=1, type="Refused", message="no room", remedies=tuple(options))
     return replace(entry, record=entry.record.model_copy(update={"command": COMMAND, "failure": failure}))
 
@@ -45,7 +45,7 @@ PEAKS = {"null": 9.0, "1": 5.0, "2": 3.0, "3": 4.0, "[3, 1]": 3.5}
 
 def checkpointed(every: str, peak_gib: float, measured: bool, status: str = "ok", **other: str) -> Entry:
     step_s = 0.2 if every == "null" else 0.25
-    entry = run(every, [(step_s / 2, step_s / 2)] * 12)
+    entry = made_run_of(every, [(step_s / 2, step_s / 2)] * 12)
     name, peak = "model.checkpoint_every", int(peak_gib * 2**30)
     cell = Cell(id=every, overrides={name: every, **other}, repeat=0, arguments=["fit"])
     config = dict(entry.record.config)
@@ -76,7 +76,7 @@ def test_cells_that_differ_in_other_options_are_separate() -> None:
     none, two = best_checkpoints([*alike, *others])
     assert none.split()[:2] == ["data.batch_size=4:", "checkpoint_every=null"]
     assert two.split()[:2] == ["data.batch_size=8:", "checkpoint_every=2"]
-    assert best_checkpoints(others[:1]) == best_checkpoints([run("a")]) == []
+    assert best_checkpoints(others[:1]) == best_checkpoints([made_run_of("a")]) == []
     refused = checkpointed("null", peak_gib=1.0, measured=True, status="refused")
     (line,) = best_checkpoints([replace(refused, record=None), *others[1:]])
     assert line.count("; ") == 1  # nothing to hold its time against

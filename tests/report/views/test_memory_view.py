@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from made_runs import made_entry
 from made_timeline import made_timeline
-from shown import bars_of, of_kind, rows_of, series_of, shown, text_of, titled
+from shown import bars_of, block_titled, blocks_of_kind, blocks_of_view, series_of, table_rows, text_of
 
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.run_record import MemoryCauses, MemoryFacts, MemoryReading
@@ -23,28 +23,28 @@ def with_timelines(folder: Path, *sources: str, **options: Any) -> list[Any]:
     entry = made_entry(folder / "run", **options)
     for source in sources:
         write_timeline(made_timeline(source=source), entry.folder)
-    return shown("memory", entry)
+    return blocks_of_view("memory", entry)
 
 
 def test_the_stack_reaches_the_peak(tmp_path: Path) -> None:
     blocks = with_timelines(tmp_path, "planned")
     timeline = made_timeline()
-    card = titled(blocks, "Bytes in use over one step")
+    card = block_titled(blocks, "Bytes in use over one step")
     series = series_of(card)
     assert {name: drawn["fillcolor"] for name, drawn in series.items()} == {
         cause: CAUSE_COLOURS[cause] for cause in ("parameters", "gradients", "activations")
     }
     totals = [sum(stack) for stack in zip(*(drawn["y"] for drawn in series.values()), strict=True)]
     assert max(totals) * 1024 == pytest.approx(timeline.peak, rel=1e-3)
-    [chart] = of_kind([card], "chart")
+    [chart] = blocks_of_kind([card], "chart")
     texts = [annotation["text"] for annotation in chart["layout"]["annotations"]]
     assert texts == [*(phase for phase, _, _ in timeline.phase_spans()), "<b>peak 0.68 KiB</b>"]
     assert chart["layout"]["yaxis"]["range"][1] > max(totals)
-    assert rows_of(titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
+    assert table_rows(block_titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
 
 
 def test_plan_and_history_share_a_scale(tmp_path: Path) -> None:
-    charts = of_kind(with_timelines(tmp_path, "planned", "measured"), "chart")
+    charts = blocks_of_kind(with_timelines(tmp_path, "planned", "measured"), "chart")
     assert len(charts) == 2
     assert charts[0]["layout"]["yaxis"]["range"] == charts[1]["layout"]["yaxis"]["range"]
 
@@ -55,7 +55,7 @@ def test_unknown_memory_has_a_reason(tmp_path: Path) -> None:
 
 def test_causes_have_one_colour_in_all_pictures(tmp_path: Path) -> None:
     blocks = with_timelines(tmp_path, memory=memory_facts(parameters=100, gradients=100, activations_and_rest=200))
-    card = titled(blocks, "Measured")
+    card = block_titled(blocks, "Measured")
     assert "Most memory is held in backward: 400 B." in text_of([card])
     rows = bars_of(card)
     assert [(name, row["cells"]) for name, row in rows.items()] == [

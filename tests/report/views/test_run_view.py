@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from made_runs import made_entry
-from shown import bars_of, of_kind, rows_of, shown, text_of, titled
+from shown import bars_of, block_titled, blocks_of_kind, blocks_of_view, table_rows, text_of
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
@@ -20,27 +20,27 @@ def series_by_clock(blocks: list[Any]) -> dict[str, dict[str, Any]]:
 
 def charts_of(blocks: list[Any]) -> dict[str, Any]:
     """The chart of the steps on each clock."""
-    [choice] = of_kind([titled(blocks, "Time of each step")], "choice")
+    [choice] = blocks_of_kind([block_titled(blocks, "Time of each step")], "choice")
     return {choice["title"]: choice["blocks"][0] for choice in choice["choices"]}
 
 
 def test_verdict_picture_and_table_come_first(tmp_path: Path) -> None:
-    blocks = shown("run", made_entry(tmp_path / "run"))
+    blocks = blocks_of_view("run", made_entry(tmp_path / "run"))
     assert [block["kind"] for block in blocks] == ["card"] * 3 + ["fold"] * (len(blocks) - 3)
     head, steps, phases, *_ = blocks
     assert head["words"] == ["ok", "steady"]
     assert "bound by compute" in text_of([head])
     assert "Next: " in text_of([head])
     assert steps["title"] == "Time of each step"
-    titles, *rows = rows_of(phases)
+    titles, *rows = table_rows(phases)
     share = {row[0]: row[titles.index("share")] for row in rows}
     assert (share["forward"], share["backward"], share["other"]) == ("30.0%", "50.0%", "20.0%")
-    assert of_kind(blocks, "command")[0]["text"] == "python -m lm_profiler fit --config a.yaml"
+    assert blocks_of_kind(blocks, "command")[0]["text"] == "python -m lm_profiler fit --config a.yaml"
 
 
 def test_steps_are_bars_of_their_phases(tmp_path: Path) -> None:
     """25 steps with 5 ms of backward, half of it on the host; but for the first, they take 10 ms."""
-    series = series_by_clock(shown("run", made_entry(tmp_path / "run")))
+    series = series_by_clock(blocks_of_view("run", made_entry(tmp_path / "run")))
     assert list(series) == ["Device clock", "Host clock"]
     device, host = series["Device clock"], series["Host clock"]
     assert list(device) == [part for part in PARTS if part in ("forward", "backward", "other")]
@@ -54,7 +54,7 @@ def test_steps_are_bars_of_their_phases(tmp_path: Path) -> None:
 
 def test_the_warmup_is_shaded_and_its_slow_step_cut_off(tmp_path: Path) -> None:
     """Five steps of warm-up, of which the first takes a second: whole, it would leave nothing of the others' 10 ms."""
-    layout = charts_of(shown("run", made_entry(tmp_path / "run")))["Device clock"]["layout"]
+    layout = charts_of(blocks_of_view("run", made_entry(tmp_path / "run")))["Device clock"]["layout"]
     [shade] = layout["shapes"]
     assert (shade["x0"], shade["x1"]) == (0.5, 5.5)
     assert "1,008.0 ms" in layout["annotations"][0]["text"]
@@ -68,7 +68,7 @@ def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
     not_in_the_file = OddStep(step=99, step_s=1.0, **odd)
     odd_steps = [with_cause, without_cause, not_in_the_file]
     entry = made_entry(tmp_path / "odd", odd_steps=odd_steps, rank_step_s=[1.0, 1.0])
-    series = series_by_clock(shown("run", entry))
+    series = series_by_clock(blocks_of_view("run", entry))
     device, host = series["Device clock"]["odd"], series["Host clock"]["odd"]
     assert device["x"] == [15, 9]
     assert device["y"][0] == pytest.approx(10.0, rel=0.01)
@@ -84,25 +84,25 @@ def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
         OwnedTime(owner="<b>Mine</b>", action="hook", seconds=2e-3, calls=1.0, in_steps=3),
     ]
     entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
-    rows = bars_of(titled(shown("run", entry), "Which code uses the time"))
+    rows = bars_of(block_titled(blocks_of_view("run", entry), "Which code uses the time"))
     assert list(rows) == ["LearningRateMonitor.hook", "<b>Mine</b>.hook"]
     assert [row["cells"] for row in rows.values()] == [["4.000", "1", "3 of 3"], ["2.000", "1", "3 of 3"]]
     assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]
 
 
 def test_a_run_that_died_shows_what_it_has(tmp_path: Path) -> None:
-    blocks = shown("run", made_entry(tmp_path / "died", status="oom"))
-    [error] = [block["text"] for block in of_kind(blocks, "line") if block.get("look") == "error"]
+    blocks = blocks_of_view("run", made_entry(tmp_path / "died", status="oom"))
+    [error] = [block["text"] for block in blocks_of_kind(blocks, "line") if block.get("look") == "error"]
     assert error == "oom in setup: OutOfMemoryError: no memory left"
-    assert of_kind(blocks, "chart") == []
+    assert blocks_of_kind(blocks, "chart") == []
     assert "Time by phase" not in [block["title"] for block in blocks]
 
 
 def test_damaged_steps_hide_no_other_part(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "a", started="yesterday")
     (entry.folder / "steps.csv").write_text("no steps")
-    blocks = shown("run", entry)
-    assert "a/steps.csv" in text_of([titled(blocks, "Time of each step")])
-    assert rows_of(titled(blocks, "Time by phase"))
+    blocks = blocks_of_view("run", entry)
+    assert "a/steps.csv" in text_of([block_titled(blocks, "Time of each step")])
+    assert table_rows(block_titled(blocks, "Time by phase"))
     assert "Started yesterday" in text_of(blocks)
-    assert "no results" in text_of(shown("run", Entry(Path("a"), None)))
+    assert "no results" in text_of(blocks_of_view("run", Entry(Path("a"), None)))

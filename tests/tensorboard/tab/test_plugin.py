@@ -10,7 +10,7 @@ import pytest
 from made_runs import made_entry
 from made_waterfall import made_waterfall
 from served import Get, get_from, write_trace
-from shown import of_kind, text_of
+from shown import blocks_of_kind, text_of
 from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.cli.main import main
@@ -58,18 +58,27 @@ def test_a_folder_whose_name_is_no_text_is_listed(get: Get, logdir: Path) -> Non
 
 
 def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path, capsys: pytest.CaptureFixture[str]):
-    made_entry(logdir / "a")
+    """Forward takes 3 ms longer in B: 13 ms of 10. Backward is equal, but of single processes."""
+    made_entry(logdir / "a", forward_s=3e-3)
     made_entry(logdir / "b", forward_s=6e-3)
     blocks = get("compare", a="a", b="b").json["blocks"]
     assert "verdict: SLOWER" in text_of(blocks)
-    rows = {row[0]: row[1:] for block in of_kind(blocks, "table") for row in block["rows"]}
-    assert [float(text) for text in rows["step"][0:3]] == pytest.approx([10.0, 13.0, 3.0], abs=0.01)
-    assert (rows["forward"][-1], rows["backward"][-1]) == ("SLOWER", "UNCLEAR")  # equal, but single processes
+    rows = {name: cells for block in blocks_of_kind(blocks, "table") for name, *cells in block["rows"]}
+    a_ms, b_ms, difference_ms, *_ = rows["step"]
+    assert float(a_ms) == pytest.approx(10.0, abs=0.01)
+    assert float(b_ms) == pytest.approx(13.0, abs=0.01)
+    assert float(difference_ms) == pytest.approx(3.0, abs=0.01)
+    assert rows["forward"][-1] == "SLOWER"
+    assert rows["backward"][-1] == "UNCLEAR"
     assert main(["compare", str(logdir / "a"), str(logdir / "b")]) == 0
     printed = capsys.readouterr().out
-    intervals = [text for texts in rows.values() for text in texts if "[" in text]
+    intervals = [text for cells in rows.values() for text in cells if "[" in text]
     assert len(intervals) >= 3
     assert [text for text in intervals if text not in printed] == []
+
+
+def test_a_run_is_not_compared_with_itself(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "a")
     assert get("compare", a="a", b="a").status_code == 400
 
 
@@ -87,12 +96,14 @@ def test_views_without_content_are_named_for_each_run(get: Get, logdir: Path) ->
 def test_traces_are_listed_by_rank(get: Get, logdir: Path) -> None:
     run = made_entry(logdir / "a").folder
     assert get("traces", run="a").json["traces"] == []
-    sent = {name: write_trace(run, name, name.encode()) for name in map("rank{}.pt.trace.json.gz".format, (10, 2))}
+    of_rank_10 = write_trace(run, "rank10.pt.trace.json.gz", b"rank 10")
+    of_rank_2 = write_trace(run, "rank2.pt.trace.json.gz", b"rank 2")
     write_trace(run, ".writing-rank3.pt.trace.json.gz")
-    listed = get("traces", run="a").json["traces"]
-    assert [(trace["file"], trace["bytes"]) for trace in listed] == [(n, len(sent[n])) for n in reversed(sent)]
+    first, second = get("traces", run="a").json["traces"]
+    assert (first["file"], first["bytes"]) == ("rank2.pt.trace.json.gz", len(of_rank_2))
+    assert (second["file"], second["bytes"]) == ("rank10.pt.trace.json.gz", len(of_rank_10))
     response = get("trace", run="a", file="rank2.pt.trace.json.gz")
-    assert response.data == sent["rank2.pt.trace.json.gz"]
+    assert response.data == of_rank_2
     assert response.mimetype == "application/gzip"
     assert "Content-Encoding" not in response.headers
 

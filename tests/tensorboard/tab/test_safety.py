@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import made_entry
 from served import Get, get_from, write_trace
-from shown import of_kind
+from shown import blocks_of_kind
 
 from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan
 from lm_profiler.report.views.registry import VIEWS
@@ -96,11 +96,11 @@ def test_a_log_folder_that_is_a_link_is_read(get: Get, logdir: Path) -> None:
     link.symlink_to(logdir)
     through = get_from(str(link))
     assert [run["run"] for run in through("runs").json["runs"]] == ["a"]
-    assert of_kind(through("run", run="a").json["blocks"], "chart")
+    assert blocks_of_kind(through("run", run="a").json["blocks"], "chart")
     inner = logdir / "a" / "steps.csv"
     inner.rename(logdir / "elsewhere.csv")
     inner.symlink_to(logdir / "elsewhere.csv")  # a link that stays inside
-    assert of_kind(through("run", run="a").json["blocks"], "chart")
+    assert blocks_of_kind(through("run", run="a").json["blocks"], "chart")
 
 
 def test_headers_are_those_that_tensorboard_asks_for(get: Get, logdir: Path, complaints: list[str]) -> None:
