@@ -107,6 +107,10 @@ class OperatorCall:
     has_transposed_logits: bool = False
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
+    # if it belongs to a backward pass: the shares of elements, and of rows, that are zero in its result but not in the
+    # gradient that it gets
+    made_zero_elements: float = 0.0
+    made_zero_rows: float = 0.0
 
     @property
     def is_layer(self) -> bool:

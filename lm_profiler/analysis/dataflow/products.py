@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from lm_profiler.analysis.dataflow.zeros_by_value import ZerosByValue
 from lm_profiler.record.operator_calls import (
     CodeLine,
     Operand,
@@ -133,23 +135,40 @@ def _layer_of(step: StepCalls, number: int) -> _Layer:
 def _zero_shares_of_products(step: StepCalls) -> dict[int, float]:
     """Return the share of positions at which the gradient is zero, by the number of a product of forward with a weight.
 
-    Products whose gradient was not recorded are missing.
+    Products whose gradient was not recorded are missing. A position whose gradient is zero only because of its values
+    does not count.
     """
     zero_shares: dict[int, float] = {}
+    by_value = ZerosByValue(step)
     for call in step.calls:
         if call.product is None or call.phase != _BACKWARD or call.forward is None:
             continue
-        zero_share = _zero_positions(step, call, step.calls[call.forward])
-        if zero_share is not None:
-            known_share = zero_shares.get(call.forward, 0.0)
-            zero_shares[call.forward] = max(zero_share, known_share)
+        forward_call = step.calls[call.forward]
+        zeros = _zero_positions(step, call, forward_call)
+        if zeros is None:
+            continue
+        zero_share = zeros.share
+        if zero_share >= _MANY_ZERO_POSITIONS:
+            assert forward_call.product is not None
+            positions = forward_call.product.left.rows
+            if by_value.explain(zeros.gradient, positions, zero_share):
+                zero_share = 0.0
+        known_share = zero_shares.get(call.forward, 0.0)
+        zero_shares[call.forward] = max(zero_share, known_share)
     return zero_shares
+
+
+class _ZeroPositions(NamedTuple):
+    """The positions at which the gradient of a product is zero."""
+
+    share: float
+    gradient: int  # its storage
 
 
 def _zero_positions(
     step: StepCalls, call: OperatorCall, forward_call: OperatorCall
-) -> float | None:
-    """Return the share of positions at which the gradient of a product is zero; None if the product has no weight.
+) -> _ZeroPositions | None:
+    """Return the positions at which the gradient of a product is zero; None if the product has no weight.
 
     ``call`` is a product of its backward pass. For Y = X·W, with the gradient G of Y, backward computes two products:
     G with W for the gradient of X, and X with G for the gradient of W. Positions are the rows of X, Y and G.
@@ -171,7 +190,8 @@ def _zero_positions(
     # The products are dX = G·Wᵀ and dW = Xᵀ·G, or transposed: dXᵀ = W·Gᵀ and dWᵀ = Gᵀ·X.
     computes_weight_gradient = factor.storage not in weights
     is_transposed = gradient_is_left == computes_weight_gradient
-    return gradient.zero_columns if is_transposed else gradient.zero_rows
+    share = gradient.zero_columns if is_transposed else gradient.zero_rows
+    return _ZeroPositions(share, gradient.storage)
 
 
 def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:

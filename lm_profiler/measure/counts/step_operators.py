@@ -37,7 +37,11 @@ from lm_profiler.measure.counts.call_tensors import (
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
-from lm_profiler.measure.counts.zero_shares import product_of_call, zero_rows_of_table
+from lm_profiler.measure.counts.zero_shares import (
+    product_of_call,
+    zero_rows_of_table,
+    zeros_made_by,
+)
 from lm_profiler.measure.user_code import OURS, package_of, qualified_name, user_lines
 from lm_profiler.record.operator_calls import (
     UNRECORDED_UPDATE,
@@ -300,6 +304,11 @@ class StepOperators:
         largest_result = max(results, key=Tensor.numel, default=None)
         result_elements = 0 if largest_result is None else largest_result.numel()
         input_elements = max(map(Tensor.numel, inputs), default=0)
+        made_zero_elements, made_zero_rows = 0.0, 0.0
+        if forward is not None:
+            made_zero_elements, made_zero_rows = zeros_made_by(
+                name, args, largest_result
+            )
         self._calls.append(
             OperatorCall(
                 name=name,
@@ -327,6 +336,8 @@ class StepOperators:
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
                 zero_rows=zero_rows_of_table(name, largest_result),
+                made_zero_elements=made_zero_elements,
+                made_zero_rows=made_zero_rows,
             )
         )
 

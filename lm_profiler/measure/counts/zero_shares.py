@@ -18,6 +18,15 @@ _FACTORS = {
     "aten::baddbmm": (1, 2),
 }
 _LEAST_ELEMENTS = 1 << 12  # smaller tensors are not searched for zeros
+# the same for gradients, which may have only one element for each position
+_LEAST_GRADIENT = 1 << 6
+# operators of backward passes that may make elements of a gradient zero: of ReLU, of clamp, and of products
+_MAY_MAKE_ZEROS = (
+    "aten::hardtanh_backward",
+    "aten::mul",
+    "aten::threshold_backward",
+    "aten::where",
+)
 _MOSTLY_ZERO = 0.5  # with this share of zeros, rows and columns are searched too
 
 
@@ -66,6 +75,36 @@ def _with_zeros(operand: Operand, factor: Tensor) -> Operand:
     )
 
 
+def zeros_made_by(name: str, args: Any, result: Tensor | None) -> tuple[float, float]:
+    """Return the shares of zero elements and of zero rows that an operator of a backward pass adds to its gradient.
+
+    Both are 0 for operators that do not multiply a gradient by other values, or choose from it.
+    """
+    if name not in _MAY_MAKE_ZEROS or result is None or not _is_searched(result):
+        return 0.0, 0.0
+    gradient = next((arg for arg in args if _is_searched(arg)), None)
+    if gradient is None:
+        return 0.0, 0.0
+    elements = _share_of_zeros(result) - _share_of_zeros(gradient)
+    rows = _share_of_zero_rows(result) - _share_of_zero_rows(gradient)
+    return max(elements, 0.0), max(rows, 0.0)
+
+
+def _is_searched(value: Any) -> bool:
+    """Return whether zeros of ``value`` are counted: it is a tensor of real numbers, and not a small one."""
+    return (
+        isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dim() > 0
+        and value.numel() >= _LEAST_GRADIENT
+    )
+
+
+def _share_of_zero_rows(values: Tensor) -> float:
+    largest_of_rows = torch.linalg.vector_norm(values, ord=float("inf"), dim=-1)
+    return _share_of_zeros(largest_of_rows)
+
+
 def zero_rows_of_table(name: str, result: Tensor | None) -> float:
     """Return the share of zero rows in ``result`` if it is the gradient of an embedding table, else 0."""
     is_gradient_of_table = name == "aten::embedding_dense_backward"
@@ -73,8 +112,7 @@ def zero_rows_of_table(name: str, result: Tensor | None) -> float:
         return 0.0
     if result.numel() < _LEAST_ELEMENTS:
         return 0.0
-    largest_of_rows = torch.linalg.vector_norm(result, ord=float("inf"), dim=-1)
-    return _share_of_zeros(largest_of_rows)
+    return _share_of_zero_rows(result)
 
 
 def _share_of_zeros(values: Tensor) -> float:

@@ -156,6 +156,19 @@ def ignored_labels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, some)
 
 
+def masked_loss(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mixed = hidden + hidden.mean(0)
+    losses = functional.cross_entropy(step.net.head(mixed), labels, reduction="none")  # here
+    mask = (torch.arange(TOKENS) >= TOKENS * 3 // 4).float()
+    return (losses * mask).sum()
+
+
+def chosen_positions(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mixed = hidden + hidden.mean(0)
+    outputs = functional.relu(step.net.head(mixed))  # here
+    return outputs[: TOKENS // 4].square().mean()
+
+
 def table_of_pairs(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     first = hidden.unsqueeze(0).expand(TOKENS, TOKENS, WIDTH)
     second = hidden.unsqueeze(1).expand(TOKENS, TOKENS, WIDTH)
@@ -428,6 +441,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (diagonal_matrix, "zeros", "forward"),
         (one_hot_matrix, "zeros", "forward"),
         (ignored_labels, "ignored", "backward"),
+        (masked_loss, "ignored", "backward"),
+        (chosen_positions, "ignored", "backward"),
         (table_of_pairs, "broadcast", "backward"),
         (distances_by_indexing, "broadcast", "backward"),
         (column_and_vector, "broadcast", "backward"),
@@ -603,6 +618,31 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         output, memory = step.net.lstm_cell(token + output, (output, memory))
         outputs.append(output)
     return plain(step, torch.cat(outputs), labels)
+
+
+def transparent_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A radiance field: samples of density 0 have no gradient in this step, but their density may rise."""
+    outputs = step.net.head(hidden)
+    density = functional.relu(outputs[:, 0] - outputs[:, 0].detach().quantile(0.75))
+    opacity = 1.0 - torch.exp(-density)
+    return (opacity[:, None] * outputs[:, 1:4].sigmoid()).mean()
+
+
+def largest_positions(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """All positions are needed to find the largest of 20."""
+    outputs = step.net.head(hidden).view(4, 20, CLASSES)
+    return outputs[..., :2].amax(1).mean()
+
+
+def dead_positions(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    offsets = torch.where(torch.arange(TOKENS) < TOKENS * 3 // 4, 100.0, 0.0)
+    return functional.relu(step.net.head(hidden) - offsets[:, None]).mean()
+
+
+def satisfied_margins(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    scores = step.net.head(hidden)[:, 0]
+    margins = scores.detach().quantile(0.25) - scores
+    return margins.clamp(min=0.0).mean()
 
 
 def decoder_with_a_layer(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -797,6 +837,10 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (mixture_of_experts, "gathered"),
         (discretised_states, "broadcast"),
         (cell_without_kernel, "cells"),
+        (transparent_samples, "ignored"),
+        (largest_positions, "ignored"),
+        (dead_positions, "ignored"),
+        (satisfied_margins, "ignored"),
         (decoder, "cells"),
         (decoder_with_a_layer, "cells"),
         (penalized_memory, "cells"),

@@ -1,0 +1,106 @@
+"""Finds gradients that are zero because of the values of a step, and not because a position is never used.
+
+A position behind a ReLU that is zero, or one that is not the largest, has no gradient in this step, but may have one in
+the next.
+"""
+
+from __future__ import annotations
+
+from lm_profiler.record.operator_calls import StepCalls
+
+_FORWARD, _BACKWARD = "forward", "backward"
+# operators of forward that choose positions by their values
+_CHOOSING = (
+    "aten::amax",
+    "aten::amin",
+    "aten::kthvalue",
+    "aten::max",
+    "aten::median",
+    "aten::min",
+    "aten::sort",
+    "aten::topk",
+)
+# Operators of forward whose backward pass goes by the values that they got. Others multiply or choose by a tensor: that
+# is by value only if forward computed it from the weights, unlike a mask of the data.
+_CLIPPING = (
+    "aten::clamp",
+    "aten::clamp_max",
+    "aten::clamp_min",
+    "aten::hardtanh",
+    "aten::relu",
+    "aten::relu_",
+    "aten::threshold",
+)
+_LARGE_PART = 0.5  # of the zeros that are to be explained
+
+
+class ZerosByValue:
+    """The calls of a backward pass that make gradients zero because of values, and what they lead to."""
+
+    def __init__(self, step: StepCalls) -> None:
+        self._step = step
+        self._made_from_weights = _storages_made_from_weights(step)
+        self._sources = [
+            number for number in range(len(step.calls)) if self._is_source(number)
+        ]
+        # by the number of a source: the storages that it leads to
+        self._reached: dict[int, set[int]] = {}
+
+    def explain(self, gradient: int, positions: int, zero_share: float) -> bool:
+        """Return whether values explain that ``zero_share`` of the ``positions`` of a gradient are zero.
+
+        ``gradient`` is the storage of the gradient.
+        """
+        for source in self._sources:
+            share = self._share_made_zero(source, positions)
+            if share >= _LARGE_PART * zero_share and gradient in self._reached_from(
+                source
+            ):
+                return True
+        return False
+
+    def _is_source(self, number: int) -> bool:
+        call = self._step.calls[number]
+        if call.phase != _BACKWARD or call.forward is None:
+            return False
+        forward_name = self._step.calls[call.forward].name
+        if forward_name in _CHOOSING:
+            return True
+        if call.made_zero_rows <= 0.0 and call.made_zero_elements <= 0.0:
+            return False
+        if forward_name in _CLIPPING:
+            return True
+        return not self._made_from_weights.isdisjoint(call.reads)
+
+    def _share_made_zero(self, source: int, positions: int) -> float:
+        """Return the share of ``positions`` at which the call ``source`` makes the gradient zero."""
+        call = self._step.calls[source]
+        assert call.forward is not None
+        if self._step.calls[call.forward].name in _CHOOSING:
+            return 1.0
+        if call.elements == positions:  # one element for each position
+            return call.made_zero_elements
+        return call.made_zero_rows
+
+    def _reached_from(self, source: int) -> set[int]:
+        """Return the storages of gradients that are computed from the results of the call ``source``."""
+        if source in self._reached:
+            return self._reached[source]
+        reached = set(self._step.calls[source].writes)
+        for call in self._step.calls[source + 1 :]:
+            if call.phase == _BACKWARD and not reached.isdisjoint(call.reads):
+                reached.update(call.writes)
+        self._reached[source] = reached
+        return reached
+
+
+def _storages_made_from_weights(step: StepCalls) -> set[int]:
+    """Return the storages that forward computes from trained weights."""
+    made: set[int] = set()
+    for call in step.calls:
+        if call.phase != _FORWARD:
+            continue
+        reads_weights = not step.trained.isdisjoint(call.reads)
+        if reads_weights or not made.isdisjoint(call.reads):
+            made.update(call.writes)
+    return made
