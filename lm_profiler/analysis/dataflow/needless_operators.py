@@ -204,9 +204,27 @@ def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int
     dead = []
     for number in sorted(liveness.dead):
         call = step.calls[number]
-        if call.phase != _OPTIMIZER and "empty" not in call.name:
+        is_of_optimizer = call.phase == _OPTIMIZER
+        only_allocates = "empty" in call.name
+        if is_of_optimizer or only_allocates:
+            continue
+        if not _comes_with_needed_gradient(step, number, liveness):
             dead.append(number)
     return dead
+
+
+def _comes_with_needed_gradient(
+    step: StepCalls, number: int, liveness: Liveness
+) -> bool:
+    """Return whether autograd computes the results of a backward call anyway, because it needs another gradient.
+
+    Layers compute only the gradients that are asked for. Some other operators, such as ``scatter_reduce``, always
+    compute those of all their inputs.
+    """
+    forward = step.calls[number].forward
+    if forward is None or step.calls[forward].is_layer:
+        return False
+    return any(other not in liveness.dead for other in step.backward_of[forward])
 
 
 def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list[int]:

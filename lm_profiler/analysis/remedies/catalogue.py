@@ -455,7 +455,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     prepare = "prepare (decode, tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
-        return f"Give the DataLoader more workers, or {prepare}."
+        return f"Load batches in other processes (num_workers of a DataLoader), or {prepare}."
     if finding.facts.get("takes_over"):
         return (
             "Pass fewer, larger tensors per batch, or load in the main process (num_workers=0): the training thread "

@@ -118,14 +118,14 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
 def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
     """Return the fields of a finding that name the function that most of ``seconds`` outside the phases are due to.
 
-    Without a function that takes half of the time, it is the one with the costliest line, if that takes a quarter.
+    Without a function that takes half of the time, it is the one with the costliest line, if that takes a third.
     """
     fields = costs.main_line("other", seconds) or costs.main_outer_call()
     if fields.get("facts"):  # an inner module of one that is not trained
         return costs.main_untrained_call() or fields
     if fields:
         return fields
-    fields = costs.costliest_line("other", 0.25 * seconds)
+    fields = costs.costliest_line("other", seconds / 3.0)
     if fields:
         fields["facts"] = {"costliest_line": 1.0}
     return fields

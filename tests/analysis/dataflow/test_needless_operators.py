@@ -620,6 +620,13 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def sums_by_index(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """``scatter_reduce`` computes the gradient of the zeros, too, which nobody can switch off."""
+    index = torch.randint(TOKENS, (TOKENS, 1)).expand(TOKENS, WIDTH)
+    sums = torch.zeros(TOKENS, WIDTH).scatter_reduce(0, index, hidden, "sum", include_self=False)
+    return plain(step, sums, labels)
+
+
 def transparent_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """A radiance field: samples of density 0 have no gradient in this step, but their density may rise."""
     outputs = step.net.head(hidden)
@@ -837,6 +844,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (mixture_of_experts, "gathered"),
         (discretised_states, "broadcast"),
         (cell_without_kernel, "cells"),
+        (sums_by_index, "unused"),
         (transparent_samples, "ignored"),
         (largest_positions, "ignored"),
         (dead_positions, "ignored"),
