@@ -30,6 +30,7 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
@@ -111,6 +112,7 @@ def assert_torch_is_as_before() -> None:
     assert torch.func.grad(torch.square)(torch.ones(())) == 2  # refuses where hooks for saved tensors are left
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not torch.autograd.profiler._is_profiler_enabled
+    assert "__new__" not in vars(torch.Tensor)  # replaced while FLOPs are counted
 
 
 def assert_no_fault_is_felt(
@@ -156,6 +158,17 @@ def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest
     lines = called_places(lambda: train_tiny(tmp_path / "lines", [short_profiler()]), lines=True)
     faults = draw_lines(lines, 12, seed=1)
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
+
+
+def test_a_fault_in_the_counting_of_an_operator_does_not_reach_it(tmp_path: Path) -> None:
+    ours = short_profiler()
+    with fault_in(FlopCounter._kind_of_operator) as raised:
+        module = train_tiny(tmp_path, [ours])
+    assert raised
+    assert_torch_is_as_before()
+    assert ours.record.status == "ok"
+    assert ours.record.utilisation is None
+    assert_same_weights(module, train_tiny(tmp_path / "plain", [], max_steps=module.steps))
 
 
 @pytest.mark.parametrize("method", ["__repr__", "__eq__", "__getattr__"])

@@ -190,11 +190,6 @@ class SpanInUsersProfiler(AbstractContextManager[Any]):
             self.users_context.__exit__(kind, value, traceback)
 
 
-def _without_class(action_name: str) -> str:
-    """Return the name without the class: ``[Strategy].backward`` for ``[Strategy]DDPStrategy.backward``."""
-    return _CLASS.sub("].", action_name)
-
-
 class Actions(dict[str, Marked]):
     """The span of each action by the action's name; a span is made when its action is first seen.
 
@@ -245,7 +240,8 @@ class Actions(dict[str, Marked]):
             # The program keeps using new names. Without this the spans would fill the memory.
             self.clear()
         guard = self._timeline.guard
-        kind = _without_class(action_name)
+        # without the class: ``[Strategy].backward`` for ``[Strategy]DDPStrategy.backward``
+        kind = _CLASS.sub("].", action_name)
         span = guard.run(self._span_of_hook, action_name, kind) or NOTHING
         if guard.is_disabled:
             # The guard may have been disabled just now, by ``_span_of_hook``.

@@ -588,7 +588,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     ) -> Any:
         """Run the operator ``func`` (torch calls this for each one), and count its FLOPs if it belongs to the step."""
         kwargs = kwargs or {}
-        kind = self._kind_of_operator(func, types)
+        try:
+            kind = self._kind_of_operator(func, types)
+        except BaseException as error:
+            self._stop_counting(func, error)
+            kind = _OperatorKind()  # ``func`` only runs
         if kind.is_of_wrappers:
             # The class of the tensors runs the operator on those that they wrap, and it arrives here again.
             return NotImplemented
@@ -597,7 +601,13 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             with enable_reentrant_dispatch(), self:
                 return func.decompose(*args, **kwargs)
         is_counted = kind.is_of_step and self.counting
-        autocast = self._autocast_for(func)
+        # Torch's own operators run under no autocast here, custom ones under their caller's.
+        autocast: AbstractContextManager[Any] = nullcontext()
+        try:
+            if func.namespace not in _TORCHS_OWN:
+                autocast = _autocast_of_caller()
+        except BaseException as error:
+            self._stop_counting(func, error)
         began_ns = 0 if self._operators is None else self._operators.clock()
         with autocast:
             result = func(*args, **kwargs)
@@ -616,36 +626,23 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     def _kind_of_operator(self, func: Any, types: Any) -> _OperatorKind:
         """Return how ``func`` is to be handled, called with tensors of the classes ``types`` (those with a dispatch).
 
-        If that cannot be found, ``func`` only runs, and the count becomes unknown.
+        This calls code of the user's classes, which may raise anything.
         """
-        try:  # This calls code of the user's classes, which may raise anything.
-            wraps_tensors = False
-            has_fakes = False
-            for tensor_class in types:
-                if tensor_class.__torch_dispatch__ is not _PLAIN_DISPATCH:
-                    wraps_tensors = True
-                    if str(tensor_class.__module__).startswith(_MODULE_OF_FAKES):
-                        has_fakes = True
-            if wraps_tensors and not has_fakes:
-                return _OperatorKind(is_of_wrappers=True)
-            # The namespace ``prim`` has queries, such as the device of a fake tensor.
-            is_query = func.namespace == "prim"
-            return _OperatorKind(
-                is_composite=not has_fakes and self._is_composite(func),
-                is_of_step=not is_query and (self._on_shapes or not has_fakes),
-            )
-        except BaseException as error:
-            self._stop_counting(func, error)
-            return _OperatorKind()
-
-    def _autocast_for(self, func: Any) -> AbstractContextManager[Any]:
-        """Return the autocast under which ``func`` runs: the caller's for a custom operator, none for torch's own."""
-        try:
-            if func.namespace not in _TORCHS_OWN:
-                return _autocast_of_caller()
-        except BaseException as error:
-            self._stop_counting(func, error)
-        return nullcontext()
+        wraps_tensors = False
+        has_fakes = False
+        for tensor_class in types:
+            if tensor_class.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                wraps_tensors = True
+                if str(tensor_class.__module__).startswith(_MODULE_OF_FAKES):
+                    has_fakes = True
+        if wraps_tensors and not has_fakes:
+            return _OperatorKind(is_of_wrappers=True)
+        # The namespace ``prim`` has queries, such as the device of a fake tensor.
+        is_query = func.namespace == "prim"
+        return _OperatorKind(
+            is_composite=not has_fakes and self._is_composite(func),
+            is_of_step=not is_query and (self._on_shapes or not has_fakes),
+        )
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the FLOPs of one call of the operator ``func``, and the bytes that it reads in forward.
