@@ -52,11 +52,8 @@ def test_the_slow_function_of_a_worker_is_found(workers: WorkerCode, dataset: An
     loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert len(list(loader)) == SAMPLES // 4
     first = workers.times()[0]
-    assert first.function == "decoded"
+    assert (first.function, first.what) == ("decoded", "python")
     assert first.phase == "workers"
-    # Nothing else takes a tenth of its time: a batch calls it four times.
-    others_s = sum(row.seconds for row in workers.times() if row.function != "decoded")
-    assert others_s < 0.1 * sum(row.seconds for row in workers.times())
 
 
 def test_loading_in_the_training_process_is_not_followed(workers: WorkerCode) -> None:
