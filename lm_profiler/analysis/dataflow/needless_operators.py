@@ -84,9 +84,11 @@ def needless_operators(
     ``least_share`` of the time of all operators.
     """
     entries: list[NeedlessOperators] = []
-    counted_calls: set[int] = set()
     total_s = sum(step.phase_s.values())
-    for reason, shares, place in _groups(step):
+    liveness = liveness_of(step)
+    # calls that cannot be avoided count for no reason
+    counted_calls = _gradients_beside_needed_ones(step, liveness)
+    for reason, shares, place in _groups(step, liveness):
         new_shares = {}
         for number, share in shares.items():
             is_large = (
@@ -127,9 +129,8 @@ def factorizing_operators(step: StepCalls) -> list[str]:
 _Group = tuple[NeedlessReason, Mapping[int, float], CodeLine | None]
 
 
-def _groups(step: StepCalls) -> Iterator[_Group]:
+def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     """Yield the group of each reason; groups may be empty, and may overlap."""
-    liveness = liveness_of(step)
     dead = _dead_calls_of_model(step, liveness)
     yield "unused", dict.fromkeys(dead, 1.0), None
     cancelled = dict.fromkeys(cancelled_calls(step), 1.0)
@@ -204,27 +205,29 @@ def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int
     dead = []
     for number in sorted(liveness.dead):
         call = step.calls[number]
-        is_of_optimizer = call.phase == _OPTIMIZER
-        only_allocates = "empty" in call.name
-        if is_of_optimizer or only_allocates:
-            continue
-        if not _comes_with_needed_gradient(step, number, liveness):
+        if call.phase != _OPTIMIZER and "empty" not in call.name:
             dead.append(number)
     return dead
 
 
-def _comes_with_needed_gradient(
-    step: StepCalls, number: int, liveness: Liveness
-) -> bool:
-    """Return whether autograd computes the results of a backward call anyway, because it needs another gradient.
+def _gradients_beside_needed_ones(
+    step: StepCalls, liveness: Liveness | None
+) -> set[int]:
+    """Return the backward calls that nothing needs, but that autograd makes because it needs another gradient.
 
     Layers compute only the gradients that are asked for. Some other operators, such as ``scatter_reduce``, always
     compute those of all their inputs.
     """
-    forward = step.calls[number].forward
-    if forward is None or step.calls[forward].is_layer:
-        return False
-    return any(other not in liveness.dead for other in step.backward_of[forward])
+    if liveness is None:
+        return set()
+    unavoidable: set[int] = set()
+    for number in liveness.dead:
+        forward = step.calls[number].forward
+        if forward is None or step.calls[forward].is_layer:
+            continue
+        if any(other not in liveness.dead for other in step.backward_of[forward]):
+            unavoidable.add(number)
+    return unavoidable
 
 
 def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list[int]:
