@@ -18,21 +18,19 @@ from lm_profiler.report.tables.table_columns import column
 STEPS = [(0.001, 0.002)] * 6
 
 
-def test_runs_are_found_once_in_the_order_of_their_versions(tmp_path: Path):
-    first, second = (
-        write_run_of(tmp_path / "a" / "version_0", STEPS),
-        write_run_of(tmp_path / "b" / "deeper" / "version_0", STEPS),
-    )
+def test_runs_are_found_once(tmp_path: Path):
+    first = write_run_of(tmp_path / "a" / "version_0", STEPS)
+    second = write_run_of(tmp_path / "b" / "deeper" / "version_0", STEPS)
     found = collect([second, tmp_path, first])
     assert [entry.folder for entry in found.entries] == [second, first]
     assert found.problems == []
+
+
+def test_runs_are_in_the_order_of_their_versions(tmp_path: Path):
     for number in (10, 2, 1):
-        write_run_of(tmp_path / "c" / f"version_{number}", STEPS)
-    assert [entry.folder.name for entry in collect([tmp_path / "c"]).entries] == [
-        "version_1",
-        "version_2",
-        "version_10",
-    ]
+        write_run_of(tmp_path / f"version_{number}", STEPS)
+    names = [entry.folder.name for entry in collect([tmp_path]).entries]
+    assert names == ["version_1", "version_2", "version_10"]
 
 
 def test_runs_within_a_run_are_not_found(tmp_path: Path):
@@ -95,17 +93,27 @@ def test_damaged_steps_are_reported_when_read(tmp_path: Path):
 
 
 def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
+    """Of one that did not run it is known what it would have run on, and what was not swept: from its neighbours."""
     sweep = tmp_path / "sweep"
     ran = write_run_of(sweep / "cell0" / "version_0", STEPS)
     refused = write_run_of(sweep / "cell1" / "version_0", failed=("refused", "no room"))
-    cells = [({"data.a": "1"}, 0, "ok", ran), ({"data.a": "2"}, 0, "refused", refused)]
-    write_sweep(sweep, [*cells, ({"data.a": "3"}, 0, "timeout", None), ({"data.a": "4"}, 0, "missing", None)])
+    write_sweep(
+        sweep,
+        [
+            ({"data.a": "1"}, 0, "ok", ran),
+            ({"data.a": "2"}, 0, "refused", refused),
+            ({"data.a": "3"}, 0, "timeout", None),
+            ({"data.a": "4"}, 0, "missing", None),
+        ],
+    )
     found = collect([tmp_path])
-    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "not run"]
-    assert [dict(entry.overrides) for entry in found.entries] == [{"data.a": str(n)} for n in range(1, 5)]
-    # Known from its neighbours: what ran on, and what was not swept.
-    assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
     assert found.problems == []
+    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "not run"]
+    assert [entry.overrides["data.a"] for entry in found.entries] == ["1", "2", "3", "4"]
+    _, _, timed_out, _ = found.entries
+    assert column("device").get(timed_out) == "H100"
+    assert column("size").get(timed_out) == "small"
+    assert column("data.a").get(timed_out) == 3
 
 
 def test_an_earlier_run_in_the_folder_of_a_cell_is_a_run_of_its_own(tmp_path: Path):
@@ -136,12 +144,15 @@ def test_runs_of_a_damaged_sweep_are_kept(tmp_path: Path):
     found = collect([tmp_path])
     assert [entry.folder for entry in found.entries] == [run]
     assert str(tmp_path / "sweep.json") in found.problems[0]
-    late = tmp_path / "late"
-    write_sweep(late, [({}, 0, "timeout", None)])
-    (late / "cell0" / "outcome.json").write_text("{")
-    found = collect([late])
+
+
+def test_a_cell_with_a_damaged_outcome_was_not_run(tmp_path: Path):
+    write_sweep(tmp_path, [({}, 0, "timeout", None)])
+    outcome = tmp_path / "cell0" / "outcome.json"
+    outcome.write_text("{")
+    found = collect([tmp_path])
     assert [entry.status for entry in found.entries] == ["not run"]
-    assert str(late / "cell0" / "outcome.json") in found.problems[0]
+    assert str(outcome) in found.problems[0]
 
 
 @pytest.fixture

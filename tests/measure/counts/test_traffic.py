@@ -41,25 +41,37 @@ def test_each_element_is_read_once_per_pass() -> None:
     layer = nn.Linear(8, 8, bias=False)
     assert read_bytes(lambda: layer(layer(ROWS))) == WEIGHT + INPUT
     assert read_bytes(lambda: layer(ROWS), lambda: layer(ROWS)) == 2 * (WEIGHT + INPUT)
-    assert read_bytes(lambda: (torch.zeros(100) + 1).sum()) == 0
     table, tokens = nn.Embedding(10, 8), torch.arange(3)
     assert read_bytes(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
-    norm = nn.BatchNorm1d(8).eval()
-    assert read_bytes(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
+
+
+def test_only_what_is_not_made_in_forward_is_read() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    assert read_bytes(lambda: (torch.zeros(100) + 1).sum()) == 0
     assert read_bytes(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
+    weight = torch.ones(8, 8)
+    assert read_bytes(lambda: (torch.empty_like(weight), weight.new_zeros(3))) == 0
+    assert read_bytes(lambda: (weight.t(), weight.view(64), weight[2])) == 0
+
+
+def test_statistics_of_a_norm_in_evaluation_are_read() -> None:
+    """Beside its weight and bias."""
+    norm = nn.BatchNorm1d(8).eval()
+    assert read_bytes(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4
 
 
 def test_only_rows_that_are_looked_up_are_read() -> None:
+    """Three rows of 8 numbers, and three indices of 8 bytes."""
     table, tokens = nn.Embedding(1000, 8), torch.arange(3)
     assert read_bytes(lambda: table(tokens)) == 3 * 8 * 4 + 3 * 8
     assert read_bytes(lambda: table.weight[tokens]) == 3 * 8 * 4 + 3 * 8
     assert read_bytes(lambda: table.weight[:5] + 1) == 5 * 8 * 4
-    few = nn.Embedding(2, 8)
-    assert read_bytes(lambda: few(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4  # its indices are made in the pass
-    weight = torch.ones(8, 8)
-    assert (
-        read_bytes(lambda: (torch.empty_like(weight), weight.new_zeros(3), weight.t(), weight.view(64), weight[2])) == 0
-    )
+
+
+def test_a_row_that_is_looked_up_again_is_read_once() -> None:
+    """The 50 indices are made in the pass."""
+    table = nn.Embedding(2, 8)
+    assert read_bytes(lambda: table(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4
 
 
 def test_autocasts_copies_are_no_activations() -> None:

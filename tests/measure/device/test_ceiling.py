@@ -107,15 +107,23 @@ def test_a_coarse_clock_gives_no_ceiling() -> None:
     assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
 
 
-def test_memory_limits_the_size(set_free_memory: Callable[[int], None]) -> None:
+def test_the_largest_size_is_not_exceeded() -> None:
     machine = Machine(at_rate(1e15))
     machine.best(largest=1000)
     assert max(machine.sizes) == 512
+
+
+def test_memory_limits_the_size() -> None:
+    """All matrices of all sizes up to the largest are in half of it."""
     assert largest_size(2 * 4 * 4096**2 * 2, torch.bfloat16) == 4096
     assert largest_size(2**50, torch.float32) == LARGEST
     size = largest_size(10**8, torch.float64)
-    halvings = [size >> k for k in range(20)]
-    assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
+    sizes = [size >> halvings for halvings in range(20)]
+    assert sum(3 * 8 * side**2 for side in sizes) <= 10**8 / 2
+
+
+def test_a_ceiling_is_measured_within_the_free_memory(set_free_memory: Callable[[int], None]) -> None:
+    """Three matrices of float32."""
     set_free_memory(2**20)
     ticks = iter(range(0, 10**12, 1_000_000))
     result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
