@@ -575,6 +575,20 @@ def test_a_function_of_a_gap_saves_its_own_time() -> None:
     assert found.saves_s == pytest.approx(0.020)
 
 
+@pytest.mark.parametrize("timed_ms, found", [(0.5, ["KeepBest.on_train_batch_end"]), (9.0, [])])
+def test_a_function_that_no_timed_step_called_is_found(timed_ms: float, found: list[str]) -> None:
+    """A callback copies the weights in three of four steps, for 12 ms; by chance in none of the three timed ones."""
+    call = OuterCall(outer_function="KeepBest.on_train_batch_end", file="a.py", line=26, seconds=0.012)
+    record = record_with(
+        {"other": 9.0}, other_by_owner=owners_of_ms(Lightning__loop=timed_ms), outer_calls=[call], python_times=[]
+    )
+    findings = [finding for finding in findings_of(record) if finding.name == "owner"]
+    assert [finding.owner for finding in findings] == found
+    for finding in findings:
+        assert finding.saves_s == pytest.approx(0.0085, rel=0.05)
+        assert "KeepBest.on_train_batch_end (a.py:26)" in remedy_of(finding, record)
+
+
 def test_without_a_main_function_the_costliest_line_is_named() -> None:
     """``push`` moves a list in one line, 10 of 26 ms; ``learn`` takes 12 ms in many lines."""
     lines = [python_line(10.0, phase="other", function="Memory.push")]

@@ -336,17 +336,19 @@ def _slow_rank(
 def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
     """Return how long the other ranks wait for ``slow`` per step on average; if all are slow, how long a rank waits."""
     ranks = sorted({candidate.rank for candidate in slow})
-    waiting_s = work.waiting_s.sum(axis=2)
+    waiting_s = work.waiting_s.sum(axis=2)  # (ranks, steps)
     if any(candidate.part == OUTSIDE for candidate in slow):
         waiting_s = waiting_s + work.waiting_outside_s
     all_ranks = len(work.own_s)
-    if len(ranks) == all_ranks:
+    all_are_slow = len(ranks) == all_ranks
+    if all_are_slow:
         return float(waiting_s.mean())
-    # The waiting that the slow ranks cause, as a sum over the other ranks. It includes their waiting for each other, so
-    # it is limited by how long the others wait.
-    caused_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
+    # ``caused_s`` of a rank is a mean over all ranks except itself; here it is a sum over them.
+    all_caused_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
+    caused_per_other_s = all_caused_s / (all_ranks - len(ranks))
+    # It includes that the slow ranks wait for each other, so it is limited by how long the others wait.
     others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
-    return min(caused_s / (all_ranks - len(ranks)), others_waiting_s)
+    return min(caused_per_other_s, others_waiting_s)
 
 
 def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFinding:

@@ -110,18 +110,49 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
             if fields:
                 saves_s = _time_of_named_function_s(costs, fields["owner"], seconds)
                 fields["what"] = fields["owner"]
+                # the function's time is known as that of other Python code, and it is a part of the owner's
+                fields["high_s"] = min(
+                    saves_s * (1.0 + costs.tolerance_of("python")),
+                    seconds * (1.0 + costs.tolerance_of("owner")),
+                )
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
         yield costs.finding(name, saves_s, **fields)
+    yield from _find_function_missed_by_actions(costs, most_s)
+
+
+def _find_function_missed_by_actions(
+    costs: StepCosts, most_s: float
+) -> Iterator[Finding]:
+    """Find a function of the program that few or none of the timed steps called, although most steps do.
+
+    The step whose code was traced called it. ``most_s`` are the seconds of the costliest owner in the timed steps.
+    """
+    owned = costs.record.other_by_owner
+    fields = costs.main_outer_call()
+    if owned is None or not fields or costs.contended:
+        return
+    function_s = costs.outer_call_s(fields["owner"]) or 0.0
+    timed_s = sum(action.seconds for action in owned.actions)
+    missed_s = costs.mean_s("other", clock="host_time") - timed_s
+    explains_most = function_s >= 0.5 * missed_s
+    is_seen_in_actions = most_s >= 0.5 * function_s
+    if missed_s > 0.0 and explains_most and not is_seen_in_actions:
+        yield costs.finding(
+            "owner", min(function_s, missed_s), **{**fields, "phase": "other"}
+        )
 
 
 def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
     """Return the fields of a finding that name the function that most of ``seconds`` outside the phases are due to.
 
-    Without a function that takes half of the time, it is the one with the costliest line, if that takes a third.
+    It is the first of these, if there is one: a function that takes half of the time by itself; one that takes half of
+    the time of all functions that the loop calls, with what they call; the function with the costliest line, if that
+    takes a third. For the forward pass of a module that is not trained, it is that of the outermost module.
     """
     fields = costs.main_line("other", seconds) or costs.main_outer_call()
-    if fields.get("facts"):  # an inner module of one that is not trained
+    is_untrained_forward = "untrained" in fields.get("facts", {})
+    if is_untrained_forward:
         return costs.main_untrained_call() or fields
     if fields:
         return fields

@@ -17,7 +17,7 @@ All of this runs within the program's own calls. So each hook returns at once in
 traces it, and runs in the guard: an error disables the profiler and does not reach the program.
 
 Each step runs these hooks once, where code costs several times as much as in a tight loop. So ``Guard.run``,
-``Timeline.mark`` and the first check of ``_is_unmarked`` are written out in the functions that every step runs.
+``Timeline.mark`` and the first check of ``_refuses_call`` are written out in the functions that every step runs.
 """
 
 from __future__ import annotations
@@ -356,11 +356,11 @@ class HookMarks:
         self._run_guarded(self._end_loop)
 
     def _report_nested_loop(self) -> None:
-        if not self._is_unmarked():
+        if not self._refuses_call():
             self._report_once(NESTED_DATA)
 
     def _end_loop(self) -> None:
-        if not self._is_unmarked():
+        if not self._refuses_call():
             self._end_step_if_done()
 
     def _marked_fetch(self, fetch: Function) -> Function:
@@ -377,7 +377,7 @@ class HookMarks:
         """Note that the loop asks for a batch; return whether that is marked, as a batch for training is."""
         if tape.DATA in self._running_phases:
             return False  # a fetch within the fetch of another batch
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return False
         if self._named_phases:
             if self._named_phases[-1] == tape.DATA:
@@ -428,7 +428,7 @@ class HookMarks:
 
     def _count_pass(self, loader: Any) -> None:
         """Count a pass over the data of ``loader`` if it is for training."""
-        if self._is_unmarked() or self._is_validation(self.modules):
+        if self._refuses_call() or self._is_validation(self.modules):
             return
         self.passes.begin(loader)
 
@@ -482,7 +482,7 @@ class HookMarks:
 
         ``args`` and ``kwargs`` are those of the call of ``module``, whose hook this is.
         """
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return
         self._forward_depth += 1
         is_recomputation = tape.BACKWARD in self._running_phases
@@ -528,7 +528,7 @@ class HookMarks:
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that the call of a model ends; if a loader made the batch, forward stays open to include the loss."""
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return
         began_before_hooks = self._forward_depth == 0
         if began_before_hooks:
@@ -558,7 +558,7 @@ class HookMarks:
 
     def _begin_step_of(self, optimizer: Any) -> None:
         """Note that ``optimizer`` begins to step."""
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return
         if not self._named_phases:
             self._begin_optimizer(optimizer)
@@ -569,7 +569,7 @@ class HookMarks:
             self._is_amid_step = False
             self._marked_thread = self._thread
             return
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return
         if self._named_phases:
             self.counter.is_step_done = self._has_begun
@@ -645,7 +645,7 @@ class HookMarks:
 
     def _begin_scaled_step(self, optimizer: Any) -> bool:
         """Note that a scaler is about to step ``optimizer``; return whether that is marked."""
-        if self._is_unmarked() or self._named_phases or self._optimizer_depth > 0:
+        if self._refuses_call() or self._named_phases or self._optimizer_depth > 0:
             return False
         self._begin_optimizer(getattr(optimizer, "optimizer", optimizer))
         return True
@@ -685,11 +685,16 @@ class HookMarks:
         return marked_function
 
     def _begin_function(self, code: int) -> bool:
-        """Note that a function is called that makes up the phase ``code``; return whether the call is marked."""
-        if code in self._running_phases or self._named_phases:
+        """Note that a function is called that makes up the phase ``code``; return whether the call is marked.
+
+        It is not marked within a phase, in another thread, and outside of the steps.
+        """
+        is_within_phase = code in self._running_phases or bool(self._named_phases)
+        if is_within_phase:
             return False
-        if get_ident() != self._marked_thread and self._is_unmarked():
+        if get_ident() != self._marked_thread and self._refuses_call():
             return False
+        # before the next check, because rollouts are outside of the steps
         if code == tape.BACKWARD and self._last_call_was_rollout:
             self._last_call_was_rollout = False
             self._rollouts_for_losses += 1
@@ -733,7 +738,7 @@ class HookMarks:
 
     def _begin_named_phase(self, code: int) -> bool:
         """Begin the phase ``code``, which the program names; return whether it is marked."""
-        if self._is_unmarked():
+        if self._refuses_call():
             return False
         # A step begins with its first batch, or with the model's call if no batch is seen.
         is_forward_without_batch = code == tape.FORWARD and self._batches == 0
@@ -797,8 +802,11 @@ class HookMarks:
             self._guard.handle(error)
             return None
 
-    def _is_unmarked(self) -> bool:
-        """Return whether a call is not to be marked: in another thread, or in a step whose beginning was not seen."""
+    def _refuses_call(self) -> bool:
+        """Return whether a call is not to be marked: in another thread, or in a step whose beginning was not seen.
+
+        Count the calls of other threads.
+        """
         if not self._is_active or self._is_amid_step:
             return True
         if get_ident() == self._thread:
