@@ -884,6 +884,18 @@ def test_a_full_queue_needs_no_more_workers() -> None:
     assert "num_workers=0" in remedy_of(found_in(record, "input"), record)
 
 
+def test_workers_that_take_longer_to_load_than_to_send_stay() -> None:
+    """Each of two workers computes in a tenth of the steps of 110 ms, so loading takes 22 ms; receiving takes 10."""
+    record = record_with(
+        {"data": 12.0},
+        settings=Settings(num_workers=2, cores=4),
+        loader=LoaderFacts(workers=2, ahead=4, ready_before=4, ready_after=4, awake_share=0.1),
+    )
+    found = found_in(record, "input")
+    assert found.may
+    assert remedy_of(found, record).startswith("Pass fewer, larger tensors per batch: ")
+
+
 @pytest.mark.parametrize("workers, saves_ms", [(1, 10.0), (0, 60.0)])
 def test_a_wait_for_a_cpu_is_no_wait_for_workers(workers: int, saves_ms: float) -> None:
     """On a busy machine the thread had no CPU for 50 of 60 ms. Without workers it would have made the batch itself."""

@@ -457,10 +457,13 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     if workers is None:
         return f"Load batches in other processes (num_workers of a DataLoader), or {prepare}."
     if finding.facts.get("takes_over"):
-        return (
-            "Pass fewer, larger tensors per batch, or load in the main process (num_workers=0): the training thread "
-            "spends much time on receiving tensors from the workers."
+        remedy = "Pass fewer, larger tensors per batch"
+        loads_faster_than_it_receives = (
+            finding.facts.get("loading_s", 0.0) < finding.saves_s
         )
+        if loads_faster_than_it_receives:
+            remedy += ", or load in the main process (num_workers=0)"
+        return f"{remedy}: the training thread spends much time on receiving tensors from the workers."
     cores = settings.cores or math.inf
     wanted_workers = min(2 * workers or 2, cores)
     if "workers" in finding.facts:

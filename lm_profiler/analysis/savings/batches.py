@@ -27,13 +27,17 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             or costs.line_of_items()
         )
         fields["phase"] = "data"
-        fields["facts"] = _suggested_workers(costs)
+        facts = _suggested_workers(costs)
+        fields["facts"] = facts
+        # In the training process, loading would take as long as receiving batches from workers.
+        is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
         if (
             saves_s == data.mean
         ):  # otherwise the interval of the mean is not that of the saving
             fields["low_s"] = data.mean_low
             fields["high_s"] = data.mean_high
-        yield costs.finding("input", saves_s, may=is_rare, **fields)
+        may = is_rare or is_as_slow_without_workers
+        yield costs.finding("input", saves_s, may=may, **fields)
 
 
 def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
@@ -80,8 +84,9 @@ def _share_without_cpu(costs: StepCosts) -> float:
 def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     """Return the facts of a finding about the loader: how many workers would keep up with the rest of the step.
 
-    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` alone
-    is 1 if more workers would not help. Empty if the number of workers or cores is unknown.
+    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. If more workers would
+    not help, there are two other facts: ``takes_over`` is 1, and ``loading_s`` is how long they compute for a batch.
+    Empty if the number of workers or cores is unknown.
     """
     workers = costs.settings.num_workers
     cores = costs.settings.cores
@@ -91,7 +96,7 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     # Workers that compute most of the time are too slow, whatever the training thread does meanwhile.
     has_free_workers = workers > 0 and not _workers_are_busy(costs)
     if has_free_workers and (_takes_over_slowly(costs) or _keeps_queue_full(costs)):
-        return {"takes_over": 1.0}
+        return {"takes_over": 1.0, "loading_s": _loading_s(costs)}
     # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
     # Workers that compute need a core each. Those that mostly wait do not.
@@ -104,6 +109,14 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
         "workers": float(min(workers_needed, workers_limit)),
         "waits": float(loader_waits),
     }
+
+
+def _loading_s(costs: StepCosts) -> float:
+    """Return the seconds for which a worker computes for a batch; 0 if that is unknown."""
+    loader = costs.record.loader
+    if loader is None or loader.awake_share is None or not loader.workers:
+        return 0.0
+    return loader.awake_share * loader.workers * costs.step_s
 
 
 def _workers_are_busy(costs: StepCosts) -> bool:
