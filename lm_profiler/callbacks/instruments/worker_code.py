@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -19,13 +19,15 @@ from torch.utils.data import get_worker_info
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.record.run_record import PythonTime
 from lm_profiler.torch_names import ITERABLE_FETCHER, MAP_FETCHER
 
 _WORKERS = "workers"  # in place of the phase: workers run beside all phases
-_FOLLOWED_BATCH = 3  # of a worker: the first ones fill caches
+# Of the first worker: its first batch fills caches, and this one is usually loaded before the measured steps begin.
+_FOLLOWED_BATCH = 2
 # A message of this size is written to a pipe at once (PIPE_BUF is at least 4,096 on Linux), so that those of several
 # workers do not mix.
 _MOST_BYTES = 4096
@@ -48,6 +50,8 @@ class WorkerCode:
         if self._process == os.getpid():
             return
         self._process = os.getpid()
+        self._batches = 0
+        self._messages = b""
         self._reader, self._writer = os.pipe()
         # A worker must never wait for the training process.
         os.set_blocking(self._reader, False)
@@ -60,9 +64,9 @@ class WorkerCode:
                 fetch = fetcher.fetch
 
                 def fetch_in_worker(
-                    receiver: Any, index: Any, fetch: Callable[..., Any] = fetch
+                    *args: Any, _fetch: Callable[..., Any] = fetch, **kwargs: Any
                 ) -> Any:
-                    return self._fetch(partial(fetch, receiver, index))
+                    return self._fetch(partial(_fetch, *args, **kwargs))
 
                 self._undo.enter_context(
                     replaced_method(fetcher, "fetch", fetch_in_worker)
@@ -77,45 +81,48 @@ class WorkerCode:
         self._undo.close()
 
     def _fetch(self, fetch: Callable[[], Any]) -> Any:
-        """Return the batch that ``fetch`` loads; follow its code if it is the right batch of a worker."""
-        if get_worker_info() is None:
+        """Return the batch that ``fetch`` loads; follow its code if it is the right batch of the first worker."""
+        worker = get_worker_info()
+        if worker is None or worker.id != 0:
             return fetch()
         self._batches += 1
         if self._batches != _FOLLOWED_BATCH:
             return fetch()
-        times = PythonTimes(lambda: tape.DATA, time.perf_counter_ns)
-        times.start()
+        # our errors are no reason for a worker to fail, and there is nobody to report them to
+        guard = Guard("lines of workers", lambda note: None)
+        times = PythonTimes(lambda: tape.DATA, time.perf_counter_ns, guard=guard)
+        has_started = guard.run(self._start_first, times, otherwise=False)
+        if not has_started:
+            return fetch()
         try:
             return fetch()
         finally:
-            times.stop()
-            # a full pipe, or one that the training process has closed, is no reason to fail
-            with suppress(OSError):
-                os.write(self._writer, _message_of(times.shares()))
+            guard.run(self._send, times)
+            guard.run(times.stop)
+
+    def _start_first(self, times: PythonTimes) -> bool:
+        """Start to follow a batch; return False if a worker of an earlier epoch has sent its times already."""
+        has_messages = bool(select.select([self._reader], [], [], 0.0)[0])
+        return not has_messages and times.start()
+
+    def _send(self, times: PythonTimes) -> None:
+        times.stop()
+        # a full pipe, or one that the training process has closed, is no reason to fail
+        with suppress(OSError):
+            os.write(self._writer, _message_of(times.shares()))
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
             self._messages += os.read(self._reader, _READ_BYTES)
 
     def times(self) -> list[PythonTime]:
-        """Return the times of the lines in a batch, the longest first, as a mean over the workers that sent theirs."""
+        """Return the times of the lines in a batch, the longest first; empty if no worker has sent them."""
         if self._process == os.getpid():
             self._receive()
         messages = self._messages.splitlines()
-        seconds: defaultdict[str, float] = defaultdict(float)
-        rows: dict[str, PythonTime] = {}
-        for message in messages:
-            for fields in json.loads(message):
-                row = PythonTime.model_validate(fields)
-                key = f"{row.file}:{row.line} {row.function} {row.what}"
-                rows.setdefault(key, row)
-                seconds[key] += row.seconds / len(messages)
-        means = [
-            row.model_copy(update={"seconds": seconds[key]})
-            for key, row in rows.items()
-        ]
-        means.sort(key=lambda row: row.seconds, reverse=True)
-        return means
+        if not messages:
+            return []
+        return [PythonTime.model_validate(fields) for fields in json.loads(messages[0])]
 
 
 def _message_of(rows: Sequence[PythonTime]) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.callbacks.instruments.worker_code import WorkerCode
 from lm_profiler.torch_names import MAP_FETCHER
 
@@ -58,6 +59,43 @@ def test_the_slow_function_of_a_worker_is_found(workers: WorkerCode, dataset: An
 
 def test_loading_in_the_training_process_is_not_followed(workers: WorkerCode) -> None:
     list(DataLoader(Pictures(), batch_size=4))
+    assert workers.times() == []
+
+
+def test_only_the_first_worker_is_followed_and_only_once(workers: WorkerCode) -> None:
+    """Workers start anew at each epoch; following one would lengthen the first step of each."""
+    loader = DataLoader(Pictures(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(3):
+        list(loader)
+    workers.times()
+    assert len(workers._messages.splitlines()) == 1
+
+
+def test_a_second_run_of_the_process_has_its_own_lines() -> None:
+    code = WorkerCode()
+    code.install()
+    list(DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
+    code.restore()
+    assert code.times()
+    code.install()
+    assert code.times() == []
+    code.restore()
+
+
+def test_a_fetcher_of_the_program_may_name_its_arguments(workers: WorkerCode) -> None:
+    fetcher = MAP_FETCHER.find()(Pictures(), True, list, False)
+    assert len(fetcher.fetch(possibly_batched_index=[1, 2])) == 2
+
+
+def test_our_error_does_not_end_a_worker(workers: WorkerCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RecursionError("planted")
+
+    for method in ("start", "shares", "_enter"):
+        monkeypatch.setattr(PythonTimes, method, fail)
+        loader = DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+        assert len(list(loader)) == SAMPLES // 2
+        monkeypatch.undo()
     assert workers.times() == []
 
 
