@@ -58,6 +58,14 @@ class Product(NamedTuple):
     right: Operand
 
 
+class LayerCall(NamedTuple):
+    """A call of a recurrent layer, such as ``nn.GRU``, with sequences of one element."""
+
+    layer: int  # identifies the layer
+    inputs: int  # the storage of the elements
+    states: tuple[int, ...]  # the storages of the states that it gets
+
+
 @dataclass(frozen=True, kw_only=True)
 class OperatorCall:
     """A call of an operator.
@@ -100,6 +108,8 @@ class OperatorCall:
     )
     # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
     has_sequence_kernel: bool = False
+    # the call of a recurrent layer that called it; None for bidirectional layers
+    layer_call: LayerCall | None = None
     product: Product | None = None  # its factors, if it is a matrix product
     # if it copies rows by ``x[index]`` on the CPU, with one tensor of integers: the number of elements of a row
     indexed_row_elements: int = 0

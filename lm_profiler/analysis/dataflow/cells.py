@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from lm_profiler.analysis.dataflow.loops import (
     longest_chain,
     seconds_of_calling,
     share_of_calling,
 )
-from lm_profiler.record.operator_calls import CodeLine, StepCalls
+from lm_profiler.record.operator_calls import CodeLine, LayerCall, StepCalls
 
 _FORWARD = "forward"
 _FEWEST_ELEMENTS = 16  # of a sequence
@@ -19,6 +21,7 @@ _STATES = 2  # of an LSTM: its output, and the inner state
 _ACTIVATION_OF_STATE = "aten::tanh"
 # the share of the time of a layer's fused kernels that is saved if it gets whole sequences
 _SAVED_BY_WHOLE_SEQUENCES = 0.8
+_MOSTLY = 0.75  # the share of a layer's calls that get the states of the call before
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -38,12 +41,6 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     shares: dict[int, float] = {}
     for numbers in calls_by_line.values():
         products = _products_by_weight(step, numbers)
-        if not products:
-            if _could_get_whole_sequences(step, numbers):
-                for number in numbers:
-                    for related in step.with_backward(number):
-                        shares[related] = _SAVED_BY_WHOLE_SEQUENCES
-            continue
         products_with_inputs = _products_with_inputs(step, products)
         if products_with_inputs is None or not _keeps_states(
             step, numbers, products_with_inputs
@@ -61,30 +58,91 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     return shares
 
 
-def _could_get_whole_sequences(step: StepCalls, numbers: Sequence[int]) -> bool:
-    """Return whether a layer with a fused kernel, whose calls are ``numbers``, gets its sequences bit by bit in vain.
+class _Element(NamedTuple):
+    """A call of a recurrent layer with one element of its sequences."""
 
-    Each call gets one element of its sequences and the states of the call before it. All elements are known before the
-    loop, unless other calls compute them from the layer's results.
+    call: LayerCall
+    numbers: list[int]  # the numbers of the layer's operator calls
+
+    def writes(self, step: StepCalls) -> set[int]:
+        storages: set[int] = set()
+        for number in self.numbers:
+            storages.update(step.calls[number].writes)
+        return storages
+
+
+def calls_of_layers(step: StepCalls) -> dict[int, float]:
+    """Return the calls of recurrent layers that a loop calls with one element of their sequences after another.
+
+    With whole sequences, the layer has less code in Python to run, and computes the products with all inputs at once.
+
+    Returns:
+        by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
-    calls_by_name = Counter(step.calls[number].name for number in numbers)
-    if max(calls_by_name.values()) < _FEWEST_ELEMENTS:
+    calling_s = seconds_of_calling(step)
+    shares: dict[int, float] = {}
+    for elements in _elements_by_layer(step).values():
+        if not _could_be_whole_sequences(step, elements):
+            continue
+        for element in elements:
+            has_products = any(
+                step.calls[number].product is not None for number in element.numbers
+            )
+            for number in element.numbers:
+                call = step.calls[number]
+                share = 1.0
+                if not has_products:  # a fused kernel, whose products are not seen
+                    share = _SAVED_BY_WHOLE_SEQUENCES
+                elif call.product is not None:
+                    reads_inputs = element.call.inputs in call.reads
+                    share = share_of_calling(call, calling_s) if reads_inputs else 0.0
+                for related in step.with_backward(number):
+                    shares[related] = share
+    return shares
+
+
+def _elements_by_layer(step: StepCalls) -> Mapping[int, Sequence[_Element]]:
+    """Return the elements that each recurrent layer gets in forward, in order."""
+    elements: defaultdict[int, list[_Element]] = defaultdict(list)
+    for number, call in enumerate(step.calls):
+        layer_call = call.layer_call
+        if layer_call is None or call.phase != _FORWARD:
+            continue
+        of_layer = elements[layer_call.layer]
+        if of_layer and of_layer[-1].call == layer_call:
+            of_layer[-1].numbers.append(number)
+        else:
+            of_layer.append(_Element(layer_call, [number]))
+    return elements
+
+
+def _could_be_whole_sequences(step: StepCalls, elements: Sequence[_Element]) -> bool:
+    """Return whether a layer could get all ``elements`` at once.
+
+    Most calls get the states of the call before as they are, and no input is computed from earlier results. A program
+    that reads results in between may end its loop because of them.
+    """
+    if len(elements) < _FEWEST_ELEMENTS:
         return False
-    calls_of_layer = set(numbers)
-    states: set[int] = set()  # the storages that the layer writes
-    # the storages that other calls compute from the layer's results
-    later_storages: set[int] = set()
-    for number in range(numbers[0], numbers[-1] + 1):
+    passed_on = 0
+    for earlier, later in pairwise(elements):
+        passed_on += earlier.writes(step).issuperset(later.call.states)
+    if passed_on < _MOSTLY * (len(elements) - 1):
+        return False
+
+    inputs = {element.numbers[0]: element.call.inputs for element in elements}
+    of_layer = {number for element in elements for number in element.numbers}
+    # what is computed from the results of the layer, with these
+    results: set[int] = set()
+    for number in range(elements[0].numbers[0], elements[-1].numbers[-1] + 1):
         call = step.calls[number]
-        reads_later_storage = not later_storages.isdisjoint(call.reads)
-        if number in calls_of_layer:
-            if reads_later_storage:
-                return False
-            states.update(call.writes)
-        elif call.is_host_read:
+        if inputs.get(number) in results:
             return False
-        elif reads_later_storage or not states.isdisjoint(call.reads):
-            later_storages.update(call.writes)
+        reads_results = not results.isdisjoint(call.reads)
+        if call.is_host_read and reads_results:
+            return False
+        if number in of_layer or reads_results:
+            results.update(call.writes)
     return True
 
 

@@ -11,7 +11,7 @@ from lm_profiler.analysis.dataflow.attention import (
     find_scores,
 )
 from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
-from lm_profiler.analysis.dataflow.cells import calls_of_cells
+from lm_profiler.analysis.dataflow.cells import calls_of_cells, calls_of_layers
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
     layers_on_copied_rows,
@@ -169,7 +169,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
-    yield "cells", calls_of_cells(step), None
+    yield "cells", {**calls_of_cells(step), **calls_of_layers(step)}, None
     micro_batches = calls_of_micro_batches(step)
     yield "accumulated", micro_batches, line_of_passes(step, micro_batches)
     looped = calls_in_loops(step)

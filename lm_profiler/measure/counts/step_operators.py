@@ -46,6 +46,7 @@ from lm_profiler.measure.user_code import OURS, package_of, qualified_name, user
 from lm_profiler.record.operator_calls import (
     UNRECORDED_UPDATE,
     CodeLine,
+    LayerCall,
     OperatorCall,
     StepCalls,
 )
@@ -300,7 +301,11 @@ class StepOperators:
             written=sorted(written),
             is_deterministic=is_of_model and _is_deterministic(operator),
         )
-        has_sequence_kernel = cell is not None and _has_sequence_kernel(cell, inputs)
+        has_sequence_kernel = False
+        layer_call: LayerCall | None = None
+        if cell is not None:
+            has_sequence_kernel = _has_sequence_kernel(cell.module, inputs)
+            layer_call = self._layer_call(cell)
         largest_result = max(results, key=Tensor.numel, default=None)
         result_elements = 0 if largest_result is None else largest_result.numel()
         input_elements = max(map(Tensor.numel, inputs), default=0)
@@ -332,6 +337,7 @@ class StepOperators:
                 multiplies_by_zero=_multiplies_by_zero(name, args),
                 is_of_cell=cell is not None,
                 has_sequence_kernel=has_sequence_kernel,
+                layer_call=layer_call,
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
@@ -352,6 +358,22 @@ class StepOperators:
                 storage = self._storages.number_of(tensor)
                 if storage not in self._known_storages:
                     self._has_gradients_of_inputs = True
+
+    def _layer_call(self, cell: _RunningCell) -> LayerCall | None:
+        """Return the call of a recurrent layer that runs; None for cells, and for a bidirectional layer.
+
+        A bidirectional layer that gets one element at a time computes something else than with whole sequences.
+        """
+        layer = cell.module
+        states = cell.frame.f_locals.get("hx")
+        if not isinstance(layer, nn.RNNBase) or layer.bidirectional or states is None:
+            return None
+        state_storages = self._storages.of_all(dense_tensors([*leaves([states])]))
+        return LayerCall(
+            layer=id(layer),
+            inputs=self._storages.number_of(cell.frame.f_locals["input"]),
+            states=tuple(sorted(state_storages)),
+        )
 
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
         """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
@@ -605,11 +627,8 @@ def _has_sequence_kernel(cell: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Return whether the layer for whole sequences of a recurrent ``cell`` is faster than the cell.
 
     On a GPU all of them have a fused kernel (cuDNN, MIOpen). On the CPU only the LSTM in float32 has one (oneDNN). The
-    other layers call the same operators there as their cells. A layer that gets one element of its sequences at a time
-    has more code in Python for each call than a cell: with whole sequences, a GRU on the CPU took half of the time.
+    other layers call the same operators there as their cells.
     """
-    if isinstance(cell, nn.RNNBase):
-        return True
     if not inputs or not isinstance(cell, nn.RNNCellBase):
         return False
     if inputs[0].device.type != "cpu":
@@ -651,7 +670,14 @@ def _outer_function(frame: FrameType) -> FrameType:
     return frame if package_of(outer.f_code.co_filename) else outer
 
 
-def _running_cell() -> nn.Module | None:
+class _RunningCell(NamedTuple):
+    """A recurrent cell or layer of torch whose forward pass runs, and the frame of that."""
+
+    module: nn.Module
+    frame: FrameType
+
+
+def _running_cell() -> _RunningCell | None:
     """Return the recurrent cell of torch whose forward pass runs, called by the program itself; None if none runs.
 
     A layer for whole sequences that gets a single element is used as a cell.
@@ -660,9 +686,11 @@ def _running_cell() -> nn.Module | None:
         code = frame.f_code
         if code.co_filename == _FILE_OF_CELLS and code.co_name == "forward":
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.RNNBase):
-                return module if _has_single_element(module, frame) else None
-            return module if isinstance(module, nn.RNNCellBase) else None
+            if isinstance(module, nn.RNNBase) and _has_single_element(module, frame):
+                return _RunningCell(module, frame)
+            if isinstance(module, nn.RNNCellBase):
+                return _RunningCell(module, frame)
+            return None
         if not package_of(code.co_filename):
             return None  # a line of the program
     return None

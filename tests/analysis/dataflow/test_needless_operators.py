@@ -620,6 +620,57 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def lstm_fed_with_its_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    output, states = hidden.view(20, 1, 4, WIDTH)[0], None
+    outputs = []
+    for _ in range(20):
+        output, states = step.net.lstm(output, states)
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
+def gru_fed_with_its_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    output, state = hidden.view(20, 1, 4, WIDTH)[0], None
+    outputs = []
+    for _ in range(20):
+        output, state = step.net.gru(output, state)
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
+def bidirectional_lstm(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    layer = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True)
+    states = None
+    outputs = []
+    for token in hidden.view(20, 1, 4, WIDTH):
+        output, states = layer(token, states)
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
+def lstm_of_each_agent(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    layers = [nn.LSTM(WIDTH, WIDTH) for _ in range(20)]
+    tokens = hidden.view(20, 1, 4, WIDTH)
+    outputs = [layer(token)[0][0] for layer, token in zip(layers, tokens, strict=True)]
+    return plain(step, torch.cat(outputs), labels)
+
+
+def lstm_without_earlier_states(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    outputs = [step.net.lstm(token)[0][0] for token in hidden.view(20, 1, 4, WIDTH)]
+    return plain(step, torch.cat(outputs), labels)
+
+
+def lstm_with_masked_states(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    states = None
+    outputs = []
+    for token in hidden.view(20, 1, 4, WIDTH):
+        output, states = step.net.lstm(token, states)
+        mask = (torch.rand(1, 4, 1) > 0.1).float()
+        states = tuple(state * mask for state in states)
+        outputs.append(output[0])
+    return plain(step, torch.cat(outputs), labels)
+
+
 def sums_by_index(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """``scatter_reduce`` computes the gradient of the zeros, too, which nobody can switch off."""
     index = torch.randint(TOKENS, (TOKENS, 1)).expand(TOKENS, WIDTH)
@@ -851,6 +902,12 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (satisfied_margins, "ignored"),
         (decoder, "cells"),
         (decoder_with_a_layer, "cells"),
+        (lstm_fed_with_its_output, "cells"),
+        (gru_fed_with_its_output, "cells"),
+        (bidirectional_lstm, "cells"),
+        (lstm_of_each_agent, "cells"),
+        (lstm_without_earlier_states, "cells"),
+        (lstm_with_masked_states, "cells"),
         (penalized_memory, "cells"),
         (saliency, "unused"),
         (dropped_states, "cells"),
