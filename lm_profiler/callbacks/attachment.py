@@ -339,7 +339,7 @@ class Attachment:
             FlopsWatch(timeline, self._get_module, forward, self._operators_maker()),
         ]
         if rank == 0:
-            others += [OutsideLines(timeline), WorkerLines()]
+            others += [OutsideLines(timeline), WorkerLines(lambda: loop.loader)]
         prefetched = loop.loader_watch()
         if prefetched is not None:
             others.append(prefetched)

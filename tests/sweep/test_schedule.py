@@ -130,7 +130,9 @@ def test_an_interrupted_sweep_begins_no_cell(tmp_path: Path) -> None:
 
 
 def test_files_of_an_earlier_try_are_removed(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, {"b": 1})  # which was interrupted
+    """``Processes`` expects an empty folder when a cell starts."""
+    write_cell_record(tmp_path, "interrupted", "b")
+    processes = Processes(tmp_path, {"b": 1})
     work, _ = schedule(processes)
     work.run()
     assert read_outcomes(tmp_path)["b"].status == "ok"

@@ -9,27 +9,44 @@ from __future__ import annotations
 from lm_profiler.record.operator_calls import StepCalls
 
 _FORWARD, _BACKWARD = "forward", "backward"
-# operators of forward that choose positions by their values
+# beginnings of the names of operators of forward that choose positions by their values
 _CHOOSING = (
+    "aten::adaptive_max_pool",
     "aten::amax",
     "aten::amin",
     "aten::kthvalue",
     "aten::max",
     "aten::median",
     "aten::min",
+    "aten::scatter_reduce",
     "aten::sort",
     "aten::topk",
 )
-# Operators of forward whose backward pass goes by the values that they got. Others multiply or choose by a tensor: that
-# is by value only if forward computed it from the weights, unlike a mask of the data.
+# Operators of forward whose gradient is zero for some of the values that they get. Others multiply or choose by a
+# tensor: that is by value only if forward computed it from the weights, unlike a mask of the data.
 _CLIPPING = (
     "aten::clamp",
     "aten::clamp_max",
     "aten::clamp_min",
+    "aten::hardshrink",
+    "aten::hardsigmoid",
+    "aten::hardswish",
     "aten::hardtanh",
     "aten::relu",
     "aten::relu_",
+    "aten::sigmoid",
+    "aten::softshrink",
+    "aten::tanh",
     "aten::threshold",
+)
+# operators of forward that choose by an index, a mask or labels
+_CHOOSING_BY_TENSOR = (
+    "aten::gather",
+    "aten::index",
+    "aten::index_select",
+    "aten::masked_select",
+    "aten::nll_loss2d_forward",
+    "aten::nll_loss_forward",
 )
 _LARGE_PART = 0.5  # of the zeros that are to be explained
 
@@ -64,7 +81,7 @@ class ZerosByValue:
         if call.phase != _BACKWARD or call.forward is None:
             return False
         forward_name = self._step.calls[call.forward].name
-        if forward_name in _CHOOSING:
+        if self._chooses(call.forward):
             return True
         if call.made_zero_rows <= 0.0 and call.made_zero_elements <= 0.0:
             return False
@@ -72,11 +89,20 @@ class ZerosByValue:
             return True
         return not self._made_from_weights.isdisjoint(call.reads)
 
+    def _chooses(self, forward: int) -> bool:
+        """Return whether the call ``forward`` chooses positions by values, or by what is computed from weights."""
+        call = self._step.calls[forward]
+        if call.name.startswith(_CHOOSING):
+            return True
+        # of what it reads, the values are made from weights in any case
+        made_from_weights = self._made_from_weights.intersection(call.reads)
+        return call.name in _CHOOSING_BY_TENSOR and len(made_from_weights) > 1
+
     def _share_made_zero(self, source: int, positions: int) -> float:
         """Return the share of ``positions`` at which the call ``source`` makes the gradient zero."""
         call = self._step.calls[source]
         assert call.forward is not None
-        if self._step.calls[call.forward].name in _CHOOSING:
+        if self._chooses(call.forward):
             return 1.0
         if call.elements == positions:  # one element for each position
             return call.made_zero_elements

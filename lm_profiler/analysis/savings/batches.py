@@ -22,7 +22,7 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         median_is_small = (data.median or 0.0) < WORTH * costs.step_s
         is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
         fields = (
-            costs.main_line_of_workers()
+            costs.main_line_of_workers(saves_s)
             or costs.main_line("data", saves_s)
             or costs.line_of_items()
         )
@@ -113,10 +113,12 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
 
 def _loading_s(costs: StepCosts) -> float:
     """Return the seconds for which a worker computes for a batch; 0 if that is unknown."""
+    code_s = sum(row.seconds for row in costs.record.worker_times)
     loader = costs.record.loader
     if loader is None or loader.awake_share is None or not loader.workers:
-        return 0.0
-    return loader.awake_share * loader.workers * costs.step_s
+        return code_s
+    awake_s = loader.awake_share * loader.workers * costs.step_s
+    return max(awake_s, code_s)
 
 
 def _workers_are_busy(costs: StepCosts) -> bool:

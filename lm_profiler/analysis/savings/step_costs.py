@@ -333,8 +333,15 @@ class StepCosts:
                 return call.seconds * self.slowdown_in("other")
         return None
 
-    def main_line_of_workers(self) -> dict[str, Any]:
-        """Return the fields of a finding that name the costliest function of the loader's workers; empty if unknown."""
+    def main_line_of_workers(self, wait_s: float) -> dict[str, Any]:
+        """Return the fields of a finding that name the costliest function of the loader's workers.
+
+        Empty if it is unknown, or if a worker's code takes less than half of ``wait_s``, the step's wait for a batch:
+        then it is slow to send batches.
+        """
+        worker_s = sum(row.seconds for row in self.record.worker_times)
+        if worker_s < 0.5 * wait_s:
+            return {}
         rows_of_function: defaultdict[tuple[str, str], list[PythonTime]] = defaultdict(
             list
         )

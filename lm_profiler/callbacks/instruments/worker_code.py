@@ -7,8 +7,8 @@ of one of its batches, and sends the times of the lines to the training process 
 from __future__ import annotations
 
 import json
+import mmap
 import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -32,6 +32,8 @@ _FOLLOWED_BATCH = 2
 # workers do not mix.
 _MOST_BYTES = 4096
 _READ_BYTES = 1 << 16  # the size of a pipe
+_ID_BYTES = 8  # of the identity of a dataset
+_MOST_DATASETS = 8  # of which a batch is followed
 
 
 class WorkerCode:
@@ -44,6 +46,8 @@ class WorkerCode:
         self._writer = 0
         self._batches = 0  # that this process has loaded as a worker
         self._messages = b""
+        # the identities of the datasets of which a batch was followed; workers share this memory
+        self._followed = mmap.mmap(-1, _ID_BYTES * _MOST_DATASETS)
 
     def install(self) -> None:
         """Make workers that start from now on send the times of their lines; do nothing if they do already."""
@@ -52,6 +56,7 @@ class WorkerCode:
         self._process = os.getpid()
         self._batches = 0
         self._messages = b""
+        self._followed[:] = bytes(len(self._followed))
         self._reader, self._writer = os.pipe()
         # A worker must never wait for the training process.
         os.set_blocking(self._reader, False)
@@ -91,47 +96,63 @@ class WorkerCode:
         # our errors are no reason for a worker to fail, and there is nobody to report them to
         guard = Guard("lines of workers", lambda note: None)
         times = PythonTimes(lambda: tape.DATA, time.perf_counter_ns, guard=guard)
-        has_started = guard.run(self._start_first, times, otherwise=False)
+        dataset_id = id(worker.dataset)
+        has_started = guard.run(self._start, times, dataset_id, otherwise=False)
         if not has_started:
             return fetch()
         try:
             return fetch()
         finally:
-            guard.run(self._send, times)
+            guard.run(self._send, times, dataset_id)
             guard.run(times.stop)
 
-    def _start_first(self, times: PythonTimes) -> bool:
-        """Start to follow a batch; return False if a worker of an earlier epoch has sent its times already."""
-        has_messages = bool(select.select([self._reader], [], [], 0.0)[0])
-        return not has_messages and times.start()
+    def _start(self, times: PythonTimes, dataset_id: int) -> bool:
+        """Start to follow a batch; return False if one of this dataset was followed, as in an earlier epoch."""
+        with memoryview(self._followed) as memory, memory.cast("Q") as followed_ids:
+            for slot, followed_id in enumerate(followed_ids):
+                if followed_id == dataset_id:
+                    return False
+                if followed_id == 0:
+                    followed_ids[slot] = dataset_id
+                    return times.start()
+        return False
 
-    def _send(self, times: PythonTimes) -> None:
+    def _send(self, times: PythonTimes, dataset_id: int) -> None:
         times.stop()
         # a full pipe, or one that the training process has closed, is no reason to fail
         with suppress(OSError):
-            os.write(self._writer, _message_of(times.shares()))
+            os.write(self._writer, _message_of(times.shares(), dataset_id))
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
             self._messages += os.read(self._reader, _READ_BYTES)
 
-    def times(self) -> list[PythonTime]:
-        """Return the times of the lines in a batch, the longest first; empty if no worker has sent them."""
+    def times(self, loader: Any) -> list[PythonTime]:
+        """Return the times of the lines in a batch of ``loader``, the longest first; empty if no worker has sent them.
+
+        Other loaders, as for validation, have other datasets. If ``loader`` is None, the only message counts.
+        """
         if self._process == os.getpid():
             self._receive()
-        messages = self._messages.splitlines()
-        if not messages:
+        messages = [json.loads(line) for line in self._messages.splitlines()]
+        if loader is not None:
+            dataset_id = id(getattr(loader, "dataset", None))
+            messages = [
+                message for message in messages if message["dataset"] == dataset_id
+            ]
+        if len(messages) != 1:
             return []
-        return [PythonTime.model_validate(fields) for fields in json.loads(messages[0])]
+        return [PythonTime.model_validate(row) for row in messages[0]["rows"]]
 
 
-def _message_of(rows: Sequence[PythonTime]) -> bytes:
-    """Return a line of JSON with as many of the ``rows`` as a message may hold."""
+def _message_of(rows: Sequence[PythonTime], dataset_id: int) -> bytes:
+    """Return a line of JSON with the dataset and as many of the ``rows`` as a message may hold."""
     kept: list[dict[str, Any]] = []
-    message = b"[]\n"
+    content = {"dataset": dataset_id, "rows": kept}
+    message = json.dumps(content).encode() + b"\n"
     for row in rows:
         kept.append({**row.model_dump(exclude={"forward"}), "phase": _WORKERS})
-        longer_message = json.dumps(kept).encode() + b"\n"
+        longer_message = json.dumps(content).encode() + b"\n"
         if len(longer_message) > _MOST_BYTES:
             break
         message = longer_message
@@ -147,9 +168,12 @@ class WorkerLines(Instrument):
     name = "lines of workers"
     stage = "measure"
 
+    def __init__(self, loader: Callable[[], Any]) -> None:
+        self._loader = loader  # returns the loop's loader; None if it is unknown
+
     def result(self) -> Mapping[str, Any]:
         """Return the times of the lines; workers that start from now on send none."""
-        times = WORKER_CODE.times()
+        times = WORKER_CODE.times(self._loader())
         WORKER_CODE.restore()
         return {"worker_times": times}
 

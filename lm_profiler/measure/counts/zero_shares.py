@@ -22,8 +22,14 @@ _LEAST_ELEMENTS = 1 << 12  # smaller tensors are not searched for zeros
 _LEAST_GRADIENT = 1 << 6
 # operators of backward passes that may make elements of a gradient zero: of ReLU, of clamp, and of products
 _MAY_MAKE_ZEROS = (
+    "aten::hardshrink_backward",
+    "aten::hardsigmoid_backward",
+    "aten::hardswish_backward",
     "aten::hardtanh_backward",
     "aten::mul",
+    "aten::sigmoid_backward",
+    "aten::softshrink_backward",
+    "aten::tanh_backward",
     "aten::threshold_backward",
     "aten::where",
 )

@@ -620,6 +620,25 @@ def decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def hardest_examples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The losses of all positions are needed to find the largest."""
+    losses = functional.cross_entropy(step.net.head(hidden), labels, reduction="none")
+    return losses[losses > losses.detach().quantile(0.75)].mean()
+
+
+def labels_of_the_model(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Pseudo-labels: only positions of which the model is sure have one."""
+    logits = step.net.head(hidden)
+    confidence, own_labels = logits.detach().softmax(-1).max(-1)
+    chosen = own_labels.masked_fill(confidence < confidence.quantile(0.75), -100)
+    return functional.cross_entropy(logits, chosen)
+
+
+def pooled_positions(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    outputs = step.net.head(hidden)[:, :2]
+    return functional.max_pool1d(outputs.T[None], 20).mean()
+
+
 def lstm_fed_with_its_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     output, states = hidden.view(20, 1, 4, WIDTH)[0], None
     outputs = []
@@ -898,6 +917,9 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (sums_by_index, "unused"),
         (transparent_samples, "ignored"),
         (largest_positions, "ignored"),
+        (hardest_examples, "ignored"),
+        (labels_of_the_model, "ignored"),
+        (pooled_positions, "ignored"),
         (dead_positions, "ignored"),
         (satisfied_margins, "ignored"),
         (decoder, "cells"),

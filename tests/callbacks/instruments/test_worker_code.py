@@ -52,14 +52,14 @@ def workers() -> Any:
 def test_the_slow_function_of_a_worker_is_found(workers: WorkerCode, dataset: Any) -> None:
     loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert len(list(loader)) == SAMPLES // 4
-    first = workers.times()[0]
+    first = workers.times(None)[0]
     assert (first.function, first.what) == ("decoded", "python")
     assert first.phase == "workers"
 
 
 def test_loading_in_the_training_process_is_not_followed(workers: WorkerCode) -> None:
     list(DataLoader(Pictures(), batch_size=4))
-    assert workers.times() == []
+    assert workers.times(None) == []
 
 
 def test_only_the_first_worker_is_followed_and_only_once(workers: WorkerCode) -> None:
@@ -67,8 +67,24 @@ def test_only_the_first_worker_is_followed_and_only_once(workers: WorkerCode) ->
     loader = DataLoader(Pictures(), batch_size=2, num_workers=2, multiprocessing_context="fork")
     for _ in range(3):
         list(loader)
-    workers.times()
+    workers.times(None)
     assert len(workers._messages.splitlines()) == 1
+
+
+def test_the_lines_are_those_of_the_loader_of_training(workers: WorkerCode) -> None:
+    """A validation before training has the first workers."""
+
+    class Validation(Pictures):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(1)
+
+    loaders = [
+        DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
+        for dataset in (Validation(), Pictures())
+    ]
+    for loader in loaders:
+        list(loader)
+    assert workers.times(loaders[1])[0].function == "decoded"
 
 
 def test_a_second_run_of_the_process_has_its_own_lines() -> None:
@@ -76,9 +92,9 @@ def test_a_second_run_of_the_process_has_its_own_lines() -> None:
     code.install()
     list(DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
     code.restore()
-    assert code.times()
+    assert code.times(None)
     code.install()
-    assert code.times() == []
+    assert code.times(None) == []
     code.restore()
 
 
@@ -96,7 +112,7 @@ def test_our_error_does_not_end_a_worker(workers: WorkerCode, monkeypatch: pytes
         loader = DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork")
         assert len(list(loader)) == SAMPLES // 2
         monkeypatch.undo()
-    assert workers.times() == []
+    assert workers.times(None) == []
 
 
 def test_torch_is_as_before_when_it_is_over() -> None:
