@@ -531,6 +531,13 @@ def test_what_has_to_be_tried_is_said_so(case: str, has_to_be_tried: bool) -> No
     assert findings_of(record)[0].may == has_to_be_tried
 
 
+@pytest.mark.parametrize("times, may", [(1, True), (4, False)])
+def test_a_validation_that_was_seen_once_may_be_rare(times: int, may: bool) -> None:
+    """A program validates at step 0 and then every 1,000 steps: that is not surely 16 % of its time."""
+    record = record_with(**outside_steps("validation", 3.0, times, per_step_s=0.06))
+    assert found_in(record, "validation").may == may
+
+
 @pytest.mark.parametrize("steps, may", [([20], True), ([10, 20, 30, 40], False)])
 def test_garbage_that_was_collected_once_may_be_rare(steps: list[int], may: bool) -> None:
     """Each collection takes 0.4 s; of 40 steps that is 10 ms each, if there was one."""

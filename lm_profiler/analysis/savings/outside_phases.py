@@ -40,8 +40,13 @@ def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
 
 def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     """Find the costs of validation, checkpoints and epoch boundaries, inside or outside the measured steps."""
+    # How often a validation comes that was seen only once is not known.
+    is_single = costs.times_outside(VALIDATION) == 1
     yield costs.finding(
-        "validation", costs.outside_s(VALIDATION), **_line_outside(costs, VALIDATION)
+        "validation",
+        costs.outside_s(VALIDATION),
+        may=is_single,
+        **_line_outside(costs, VALIDATION),
     )
     yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
     loader_calls: list[OutsideSteps] = []

@@ -238,6 +238,12 @@ class StepCosts:
             if activity.what == event
         )
 
+    def times_outside(self, event: str) -> int:
+        """Return how often ``event`` took place outside the phases in the whole run."""
+        return sum(
+            activity.times for activity in self.outside_steps if activity.what == event
+        )
+
     def times_per_step(self, event: str) -> float | None:
         """Return how often ``event`` takes place per step, in the long run; None if it did not, or took no time."""
         for activity in self.outside_steps:
