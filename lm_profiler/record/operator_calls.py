@@ -103,9 +103,8 @@ class OperatorCall:
     broadcasts_missing_dimensions: bool = False
     makes_double: bool = False  # whether its largest result is of float64
     multiplies_by_zero: bool = False  # whether it multiplies a tensor by the number 0
-    is_of_cell: bool = (
-        False  # whether a recurrent cell of torch called it, such as ``nn.LSTMCell``
-    )
+    # whether a recurrent cell of torch called it, such as ``nn.LSTMCell``
+    is_of_cell: bool = False
     # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
     has_sequence_kernel: bool = False
     # the call of a recurrent layer that called it; None for bidirectional layers

@@ -544,9 +544,8 @@ class PythonTime(Part):
         "time of the line in one step, without the program's functions that it calls",
     )
     calls: int = figure("calls", "count", "how often the line was entered in that step")
-    forward: Annotated[ForwardKind | None, Newer] = (
-        None  # None for other functions, and if unknown
-    )
+    # None for other functions, and if unknown
+    forward: Annotated[ForwardKind | None, Newer] = None
 
     @property
     def is_c_function(self) -> bool:
@@ -567,9 +566,8 @@ class OuterCall(Part):
         "ms",
         "time of the call with everything that it calls, in one step",
     )
-    forward: Annotated[ForwardKind | None, Newer] = (
-        None  # None for other functions, and if unknown
-    )
+    # None for other functions, and if unknown
+    forward: Annotated[ForwardKind | None, Newer] = None
 
 
 class CodePart(Part):

@@ -31,9 +31,8 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         fields["facts"] = facts
         # In the training process, loading would take as long as receiving batches from workers.
         is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
-        if (
-            saves_s == data.mean
-        ):  # otherwise the interval of the mean is not that of the saving
+        # otherwise the interval of the mean is not that of the saving
+        if saves_s == data.mean:
             fields["low_s"] = data.mean_low
             fields["high_s"] = data.mean_high
         may = is_rare or is_as_slow_without_workers

@@ -18,14 +18,12 @@ from lm_profiler.record.run_record import Finding
 # Recomputation runs forward again with additional bookkeeping on cold caches: without it, a step was shorter by 1.27
 # times the time of forward.
 _RECOMPUTING_FACTOR = 1.3
-_ENOUGH_FREE_MEMORY = (
-    0.3  # the share of the device's memory that stored activations may need
-)
+# the share of the device's memory that stored activations may need
+_ENOUGH_FREE_MEMORY = 0.3
 # the share of forward's time by its share of the FLOPs, for the blocks of a model without its logits
 _TIME_PER_FLOPS_SHARE = 1.3
-_DISPATCH_MODE = (
-    "PythonDispatchMode"  # torch's name of the code of such a mode in a trace
-)
+# torch's name of the code of a dispatch mode in a trace
+_DISPATCH_MODE = "PythonDispatchMode"
 # A mode costs more than its own code: without FlopCounterMode, a step was shorter by 1.9 times that.
 _DISPATCH_MODE_FACTOR = 2.0
 # how the waterfall and the recorded Python time name what anomaly detection does

@@ -184,9 +184,8 @@ def _complete_events(text: str) -> tuple[list[Event], int, bool]:
             return events, position, True
         try:
             event, position = decode(text, position)
-        except (
-            json.JSONDecodeError
-        ):  # usually the end of the event has not been read yet
+        except json.JSONDecodeError:
+            # usually the end of the event has not been read yet
             return events, position, False
         events.append(event)
 

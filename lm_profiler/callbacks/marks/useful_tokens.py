@@ -31,9 +31,8 @@ _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
 _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16)
 
 _MOST_DEPTH = 3  # the deepest level of containers in a batch that is searched
-_MOST_ITEMS = (
-    8  # how many items of a list or tuple are searched: one could hold every sample
-)
+# how many items of a list or tuple are searched: one could hold every sample
+_MOST_ITEMS = 8
 
 
 class TokenUse(NamedTuple):
