@@ -305,6 +305,7 @@ class Attachment:
         if not self.has_begun and tuner_ended_it:
             self.is_search = True
             self.finisher.is_over = True
+            WORKER_CODE.restore()
             return
         if not self.finisher.is_over:
             if not self.has_begun:

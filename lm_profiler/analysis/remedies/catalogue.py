@@ -455,7 +455,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     prepare = "prepare (decode, tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
-        return f"Load batches in other processes (num_workers of a DataLoader), or {prepare}."
+        return f"Load batches in more processes (num_workers of a DataLoader), or {prepare}."
     if finding.facts.get("takes_over"):
         remedy = "Pass fewer, larger tensors per batch"
         loads_faster_than_it_receives = (
@@ -1017,8 +1017,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "cells",
         _on_operators(
-            "Give whole sequences to the recurrent layer in {code} (nn.LSTM instead of nn.LSTMCell, for example), "
-            "outside of the loop: its inputs do not depend on its own earlier outputs."
+            "Give whole sequences to the recurrent layer in {code} (nn.LSTM instead of nn.LSTMCell, for example), or "
+            "all elements between two states that are reset or detached: its inputs do not depend on its own earlier "
+            "outputs."
         ),
         likely_share=0.9,
     ),

@@ -45,6 +45,9 @@ _RECENT_S = 60.0
 _RECENT_SHARE_OF_ONE_PART = 0.01
 _FEWEST_OF_ONE_PART = 20
 _NEARLY_ALL = 0.8
+# Other processes delay a part in proportion to its time: by chance, nearly all delays are in a part of this share in 3
+# of 10,000 groups of 20.
+_MOST_USUAL_SHARE = 0.4
 _FEWEST_REPEATS = 4  # slow steps that are needed to judge whether they are regular
 _REGULAR_SHARE = 0.8  # the share of them that must come at the expected steps
 _REGULAR_WITHIN = 0.02  # the share of the interval by which they may miss these
@@ -231,6 +234,7 @@ class SlowStepGroup:
     times: int = 0
     step_s: float = 0.0  # sum of the times of the steps
     usual_s: float = 0.0  # sum of the times that they would usually have taken
+    part_s: float = 0.0  # sum of the times of the part in these steps
     cause_s: float = 0.0  # sum of the seconds that their causes explain
     last_step: int = 0
     epoch_starts: int = 0  # how many of them were the first step of an epoch
@@ -256,6 +260,7 @@ class SlowStepGroup:
         self.times += 1
         self.step_s += slow.step_s
         self.usual_s += slow.usual_s
+        self.part_s += slow.part_s
         self.cause_s += occurrence.cause_s
         self.last_step = slow.step
         self.epoch_starts += occurrence.starts_epoch
@@ -296,6 +301,9 @@ class SlowStepGroup:
         """Return whether there are so many slow steps in one part that a smaller excess is enough for an event."""
         if self.part is None or self.times < _FEWEST_OF_ONE_PART:
             return False
+        usual_share_of_part = (self.part_s - self.excess_s) / self.usual_s
+        if usual_share_of_part > _MOST_USUAL_SHARE:
+            return False
         # the time of the last minute, with the decay of ``recent_s``
         recent_s = _RECENT_S * (1.0 - math.exp(-watched_s / _RECENT_S))
         return self.recent_s(at_s) >= _RECENT_SHARE_OF_ONE_PART * recent_s
@@ -314,6 +322,7 @@ class SlowStepGroup:
         self.times = 0
         self.step_s = 0.0
         self.usual_s = 0.0
+        self.part_s = 0.0
         self.cause_s = 0.0
         self.epoch_starts = 0
         self.steps.clear()

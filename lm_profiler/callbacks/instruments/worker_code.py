@@ -88,7 +88,9 @@ class WorkerCode:
     def _fetch(self, fetch: Callable[[], Any]) -> Any:
         """Return the batch that ``fetch`` loads; follow its code if it is the right batch of the first worker."""
         worker = get_worker_info()
-        if worker is None or worker.id != 0:
+        # after ``restore``, or in a worker that a worker has started, the pipe is not ours
+        is_own_worker = os.getppid() == self._process
+        if worker is None or worker.id != 0 or not is_own_worker:
             return fetch()
         self._batches += 1
         if self._batches != _FOLLOWED_BATCH:

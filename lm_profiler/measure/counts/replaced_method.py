@@ -11,14 +11,16 @@ from typing import Any
 def replaced_method(owner: type, name: str, replacement: Any) -> Iterator[None]:
     """Replace the method ``name`` of ``owner`` by ``replacement`` within the context; then restore it.
 
-    An inherited method is restored by deleting the replacement.
+    An inherited method is restored by deleting the replacement. If the program has put another method there meanwhile,
+    that one stays.
     """
     own_method = vars(owner).get(name)
     setattr(owner, name, replacement)
     try:
         yield
     finally:
-        if own_method is None:
+        is_still_ours = vars(owner).get(name) is replacement
+        if is_still_ours and own_method is None:
             delattr(owner, name)
-        else:
+        elif is_still_ours:
             setattr(owner, name, own_method)

@@ -111,6 +111,18 @@ def test_irregular_delays_of_one_part_are_an_event_at_a_small_cost(is_in_one_par
     assert [event.part for event in events] == ["forward"] * is_in_one_part
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_delays_by_others_are_no_event_of_the_part_that_takes_most_of_a_step(seed: int) -> None:
+    """Backward takes 85 % of a step, and so it has 85 % of the delays, which cost 1.5 % of the time."""
+    rng = np.random.default_rng(seed)
+    shares = np.array([0.01, 0.01, 0.05, 0.01, 0.85, 0.01, 0.04, 0.02])
+    parts_s = 0.02 * np.exp(0.02 * rng.standard_normal(4_000))[:, None] * shares
+    delayed = np.flatnonzero(rng.random(4_000) < 1 / 80)
+    parts = rng.choice(len(PARTS), size=len(delayed), p=shares)
+    parts_s[delayed, parts] += rng.uniform(0.015, 0.033, len(delayed))
+    assert events_of(parts_s) == []
+
+
 def test_short_delays_alone_are_not_reported() -> None:
     assert events_of(parts_of(300_000, seed=2), steps_together=500) == []
 

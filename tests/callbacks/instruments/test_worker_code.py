@@ -128,6 +128,42 @@ def test_torch_is_as_before_when_it_is_over() -> None:
     assert open_files() == files
 
 
+def test_a_fetcher_that_outlives_the_run_writes_nowhere(tmp_path: Path) -> None:
+    """The number of the closed pipe may be that of a file of the program by then."""
+    code = WorkerCode()
+    code.install()
+    fetcher = MAP_FETCHER.find()
+    kept_fetch = fetcher.fetch
+    code.restore()
+    fetch = fetcher.fetch
+    fetcher.fetch = kept_fetch
+    try:
+        with (tmp_path / "file").open("wb") as file:
+            file.flush()
+            list(DataLoader(Pictures(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
+        assert (tmp_path / "file").read_bytes() == b""
+    finally:
+        fetcher.fetch = fetch
+    assert code.times(None) == []
+
+
+def test_a_fetch_that_the_program_replaced_meanwhile_stays() -> None:
+    fetcher = MAP_FETCHER.find()
+    original = fetcher.fetch
+    code = WorkerCode()
+    code.install()
+
+    def fetch_of_program(*arguments: Any) -> Any:
+        return original(*arguments)
+
+    fetcher.fetch = fetch_of_program
+    try:
+        code.restore()
+        assert fetcher.fetch is fetch_of_program
+    finally:
+        fetcher.fetch = original
+
+
 def test_a_worker_that_outlives_the_run_goes_on_loading() -> None:
     code = WorkerCode()
     code.install()
