@@ -101,8 +101,10 @@ def test_memory_of_attention_alone(tmp_path: Path) -> None:
     assert not record.notes
 
 
-def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, capsys: Any, free: Any) -> None:
-    free(64 << 30)
+def test_attention_that_would_take_the_machine_down_is_refused(
+    tmp_path: Path, capsys: Any, set_free_memory: Any
+) -> None:
+    set_free_memory(64 << 30)
     config = f"--config={CONFIGS / 'attention.yaml'}"
     longer = ["--model.attention=math", "--data.context_length=1000000", "--check_memory=true"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2

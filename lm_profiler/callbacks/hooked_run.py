@@ -71,9 +71,9 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
     """Profile ``loop``, which runs or is about to run in this thread."""
 
     def restore() -> None:
-        WORKER_CODE.restore()
         if loop.marks is not None:
             loop.marks.restore()
+        WORKER_CODE.restore()
 
     attachment = Attachment(loop, options, restore)
     loop.count_batch = attachment.count_batch

@@ -329,11 +329,11 @@ class TrainingProfiler(Callback):
         """Restore the Trainer, so that the rest of training has no overhead."""
         from lm_profiler.callbacks.instruments.worker_code import WORKER_CODE
 
-        WORKER_CODE.restore()
         if self._run is not None and self._run.phases is not None:
             self._run.phases.restore()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
+        WORKER_CODE.restore()
 
 
 def _check_trainer(trainer: Trainer) -> None:

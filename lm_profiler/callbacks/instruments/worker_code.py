@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -63,6 +62,8 @@ class WorkerCode:
         os.set_blocking(self._writer, False)
         self._undo.callback(os.close, self._reader)
         self._undo.callback(os.close, self._writer)
+        # our errors are no reason for a worker to fail, and there is nobody to report them to
+        guard = Guard("lines of workers", lambda note: None)
         for name in (MAP_FETCHER, ITERABLE_FETCHER):
             fetcher = name.find_or(None)
             if fetcher is not None:
@@ -71,7 +72,12 @@ class WorkerCode:
                 def fetch_in_worker(
                     *args: Any, _fetch: Callable[..., Any] = fetch, **kwargs: Any
                 ) -> Any:
-                    return self._fetch(partial(_fetch, *args, **kwargs))
+                    times = guard.run(self._start_if_due)
+                    try:
+                        return _fetch(*args, **kwargs)
+                    finally:
+                        if times is not None:
+                            guard.run(self._send, times)
 
                 self._undo.enter_context(
                     replaced_method(fetcher, "fetch", fetch_in_worker)
@@ -85,45 +91,38 @@ class WorkerCode:
         self._process = 0
         self._undo.close()
 
-    def _fetch(self, fetch: Callable[[], Any]) -> Any:
-        """Return the batch that ``fetch`` loads; follow its code if it is the right batch of the first worker."""
+    def _start_if_due(self) -> PythonTimes | None:
+        """Start to follow the code if the next batch is the right one of the first worker; return None otherwise."""
         worker = get_worker_info()
         # after ``restore``, or in a worker that a worker has started, the pipe is not ours
         is_own_worker = os.getppid() == self._process
         if worker is None or worker.id != 0 or not is_own_worker:
-            return fetch()
+            return None
         self._batches += 1
-        if self._batches != _FOLLOWED_BATCH:
-            return fetch()
-        # our errors are no reason for a worker to fail, and there is nobody to report them to
+        if self._batches != _FOLLOWED_BATCH or not self._claim(id(worker.dataset)):
+            return None
         guard = Guard("lines of workers", lambda note: None)
         times = PythonTimes(lambda: tape.DATA, time.perf_counter_ns, guard=guard)
-        dataset_id = id(worker.dataset)
-        has_started = guard.run(self._start, times, dataset_id, otherwise=False)
-        if not has_started:
-            return fetch()
-        try:
-            return fetch()
-        finally:
-            guard.run(self._send, times, dataset_id)
-            guard.run(times.stop)
+        return times if times.start() else None
 
-    def _start(self, times: PythonTimes, dataset_id: int) -> bool:
-        """Start to follow a batch; return False if one of this dataset was followed, as in an earlier epoch."""
+    def _claim(self, dataset_id: int) -> bool:
+        """Return whether no batch of the dataset was followed yet, as in an earlier epoch; note that one is now."""
         with memoryview(self._followed) as memory, memory.cast("Q") as followed_ids:
             for slot, followed_id in enumerate(followed_ids):
                 if followed_id == dataset_id:
                     return False
                 if followed_id == 0:
                     followed_ids[slot] = dataset_id
-                    return times.start()
+                    return True
         return False
 
-    def _send(self, times: PythonTimes, dataset_id: int) -> None:
+    def _send(self, times: PythonTimes) -> None:
         times.stop()
+        worker = get_worker_info()
+        assert worker is not None
         # a full pipe, or one that the training process has closed, is no reason to fail
         with suppress(OSError):
-            os.write(self._writer, _message_of(times.shares(), dataset_id))
+            os.write(self._writer, _message_of(times.shares(), id(worker.dataset)))
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
