@@ -160,9 +160,12 @@ def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 
-def test_a_fault_in_the_counting_of_an_operator_does_not_reach_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", [FlopCounter._kind_of_operator, FlopCounter.begin_pass])
+def test_a_fault_in_the_counting_of_operators_does_not_reach_it(
+    function: Callable[..., object], tmp_path: Path
+) -> None:
     ours = short_profiler()
-    with fault_in(FlopCounter._kind_of_operator) as raised:
+    with fault_in(function) as raised:
         module = train_tiny(tmp_path, [ours])
     assert raised
     assert_torch_is_as_before()

@@ -838,12 +838,15 @@ class StepFlops:
         if is_wanted == self._is_entered:
             return
         if is_wanted:
-            self._replaced.enter_context(_constructed_without(self._counter))
-            self._replaced.enter_context(_registered_functions(self._counter))
-            self._counter.begin_pass()
-            if self._operators is not None:
-                self._operators.guard.run(self._operators.begin_part)
-            self._counter.__enter__()
+            # An error in here restores the functions that are replaced by then.
+            with ExitStack() as replaced:
+                replaced.enter_context(_constructed_without(self._counter))
+                replaced.enter_context(_registered_functions(self._counter))
+                self._counter.begin_pass()
+                if self._operators is not None:
+                    self._operators.guard.run(self._operators.begin_part)
+                self._counter.__enter__()
+                self._replaced = replaced.pop_all()
         elif MODE_STACK.find()()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)
             self._replaced.close()

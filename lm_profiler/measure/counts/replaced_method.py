@@ -16,10 +16,11 @@ def replaced_method(owner: type, name: str, replacement: Any) -> Iterator[None]:
     """
     own_method = vars(owner).get(name)
     setattr(owner, name, replacement)
+    placed_method = vars(owner)[name]  # Python makes ``__new__`` a static method
     try:
         yield
     finally:
-        is_still_ours = vars(owner).get(name) is replacement
+        is_still_ours = vars(owner).get(name) is placed_method
         if is_still_ours and own_method is None:
             delattr(owner, name)
         elif is_still_ours:
