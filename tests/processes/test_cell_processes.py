@@ -45,7 +45,7 @@ class Users(BoringModel):
 
     def training_step(self, batch, i):
         if self.waits:
-            print("waiting", os.getpid(), flush=True)
+            print(f"waiting {os.getpid()}\\n", end="", flush=True)  # one write, because two ranks print
             time.sleep(600)
         return super().training_step(batch, i)
 """
