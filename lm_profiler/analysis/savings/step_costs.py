@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -292,24 +299,16 @@ class StepCosts:
 
     def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
         """Return one list for each function of the program in each of ``phases``: its rows of recorded Python time."""
-        by_function = defaultdict[tuple[str, str, str], list[PythonTime]](list)
-        for row in self.record.python_times:
-            if row.phase in phases:
-                by_function[row.phase, row.file, row.function].append(row)
-        return [*by_function.values()]
+        return _by_function(
+            row for row in self.record.python_times if row.phase in phases
+        )
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
         """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
 
         The line named is the one of the function that took longest. Empty if no function took half.
         """
-        costliest: list[PythonTime] = []
-        most_s = 0.0
-        for rows in self.rows_of_functions([phase]):
-            function_s = sum(row.seconds for row in rows)
-            if function_s > most_s:
-                costliest = rows
-                most_s = function_s
+        costliest, most_s = _costliest(self.rows_of_functions([phase]))
         # other programs lengthen the measured steps, but not the step in which Python was recorded
         least_s = 0.5 * seconds / self.slowdown_in(phase)
         if not costliest or most_s < least_s:
@@ -348,18 +347,8 @@ class StepCosts:
         worker_s = sum(row.seconds for row in self.record.worker_times)
         if worker_s < 0.5 * wait_s:
             return {}
-        rows_of_function: defaultdict[tuple[str, str], list[PythonTime]] = defaultdict(
-            list
-        )
-        for row in self.record.worker_times:
-            rows_of_function[row.file, row.function].append(row)
-        if not rows_of_function:
-            return {}
-        costliest = max(
-            rows_of_function.values(),
-            key=lambda rows: sum(row.seconds for row in rows),
-        )
-        return _longest_line(costliest)
+        rows, _ = _costliest(_by_function(self.record.worker_times))
+        return _longest_line(rows) if rows else {}
 
     def line_of_items(self) -> dict[str, Any]:
         """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
@@ -413,6 +402,26 @@ class StepCosts:
         return Finding.model_validate(
             {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
         )
+
+
+def _by_function(rows: Iterable[PythonTime]) -> list[list[PythonTime]]:
+    """Return one list for each phase and function of ``rows``: its rows."""
+    by_function = defaultdict[tuple[str, str, str], list[PythonTime]](list)
+    for row in rows:
+        by_function[row.phase, row.file, row.function].append(row)
+    return [*by_function.values()]
+
+
+def _costliest(functions: Iterable[list[PythonTime]]) -> tuple[list[PythonTime], float]:
+    """Return the rows of the function with the longest time, and that time in seconds; no rows and 0 without any."""
+    costliest: list[PythonTime] = []
+    most_s = 0.0
+    for rows in functions:
+        function_s = sum(row.seconds for row in rows)
+        if function_s > most_s:
+            costliest = rows
+            most_s = function_s
+    return costliest, most_s
 
 
 def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:

@@ -46,13 +46,7 @@ def kernel_columns() -> list[Column]:
 def _share_column(kind: Kind, phase: str | None) -> Column:
     """Return the column of the share of ``kind`` in the pass ``phase``, or in the whole step."""
     word = kind.replace("_", " ")
-    name = f"share_{kind}"
-    title = f"{word} share"
-    whole = "a traced step"
-    if phase is not None:
-        name += f"_{phase}"
-        title += f", {phase}"
-        whole = f"the {phase} pass of a traced step"
+    name, title, whole = _names_of_pass(f"share_{kind}", f"{word} share", phase)
     meaning = f"share of {whole} that {word} kernels take"
     share = partial(_share_of_kind, kind, phase)
     return asked_column(name, title, meaning, share, "%")
@@ -60,17 +54,21 @@ def _share_column(kind: Kind, phase: str | None) -> Column:
 
 def _top_column(phase: str | None) -> Column:
     """Return the column of the largest kernel of the pass ``phase``, or of the whole step."""
-    name = "top_kernel"
-    title = "top kernel"
-    whole = "a traced step"
-    if phase is not None:
-        name += f"_{phase}"
-        title += f", {phase}"
-        whole = f"the {phase} pass of a traced step"
+    name, title, whole = _names_of_pass("top_kernel", "top kernel", phase)
     meaning = f"kernel that takes the most time in {whole}"
     kinds_left_out: Sequence[str] = ()
     top = partial(_top_kernel, phase, kinds_left_out)
     return asked_column(name, title, meaning, top)
+
+
+def _names_of_pass(name: str, title: str, phase: str | None) -> tuple[str, str, str]:
+    """Return the name and the title of a column of the pass ``phase``, and what the column is about.
+
+    Without a phase the column is about the whole step.
+    """
+    if phase is None:
+        return name, title, "a traced step"
+    return f"{name}_{phase}", f"{title}, {phase}", f"the {phase} pass of a traced step"
 
 
 def _share_of_kind(kind: Kind, phase: str | None, entry: Entry) -> float | None:

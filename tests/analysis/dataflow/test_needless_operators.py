@@ -639,22 +639,17 @@ def pooled_positions(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.max_pool1d(outputs.T[None], 20).mean()
 
 
-def lstm_fed_with_its_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
-    output, states = hidden.view(20, 1, 4, WIDTH)[0], None
-    outputs = []
-    for _ in range(20):
-        output, states = step.net.lstm(output, states)
-        outputs.append(output[0])
-    return plain(step, torch.cat(outputs), labels)
+def fed_with_its_output(layer_name: str) -> Callable[[Step, Tensor, Tensor], Tensor]:
+    def loss_of(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+        layer = getattr(step.net, layer_name)
+        output, states = hidden.view(20, 1, 4, WIDTH)[0], None
+        outputs = []
+        for _ in range(20):
+            output, states = layer(output, states)
+            outputs.append(output[0])
+        return plain(step, torch.cat(outputs), labels)
 
-
-def gru_fed_with_its_output(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
-    output, state = hidden.view(20, 1, 4, WIDTH)[0], None
-    outputs = []
-    for _ in range(20):
-        output, state = step.net.gru(output, state)
-        outputs.append(output[0])
-    return plain(step, torch.cat(outputs), labels)
+    return loss_of
 
 
 def bidirectional_lstm(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -924,8 +919,8 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (satisfied_margins, "ignored"),
         (decoder, "cells"),
         (decoder_with_a_layer, "cells"),
-        (lstm_fed_with_its_output, "cells"),
-        (gru_fed_with_its_output, "cells"),
+        (fed_with_its_output("lstm"), "cells"),
+        (fed_with_its_output("gru"), "cells"),
         (bidirectional_lstm, "cells"),
         (lstm_of_each_agent, "cells"),
         (lstm_without_earlier_states, "cells"),
