@@ -27,6 +27,7 @@ from faults import (
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
@@ -157,6 +158,15 @@ def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest
     """Twelve lines are drawn of all that a training reaches."""
     lines = called_places(lambda: train_tiny(tmp_path / "lines", [short_profiler()]), lines=True)
     faults = draw_lines(lines, 12, seed=1)
+    assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
+
+
+def test_a_fault_in_any_line_that_ends_the_trace_leaves_no_profiler_running(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = called_places(lambda: train_tiny(tmp_path / "lines", [short_profiler()]), lines=True)
+    faults = [(place, 1) for place in lines if place[0] is Tracer.discard.__code__]
+    assert len(faults) >= 4
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 

@@ -509,7 +509,8 @@ class Tracer(Instrument):
         if self._is_session_open and self._can_end_session():
             # Otherwise ranges that began in our session would end in one that the program begins next.
             close_open_ranges()
-            self._is_session_open = False
             self._session.close()
+            # Only now: if closing fails, the next call tries again.
+            self._is_session_open = False
         if not is_within_optimizer_step():
             self._optimizer_hooks.close()
