@@ -87,7 +87,7 @@ def broken_by(
         is_reported = "boom" in read_output()
         if raised and not problem and not is_reported and not has_whole_record(ours):
             problem = "nothing was reported"
-        if raised and not problem and read_run(ours.folder) != ours.record:
+        if raised and not problem and has_begun(ours) and read_run(ours.folder) != ours.record:
             problem = "it left no record"
         if torch.autograd.profiler._is_profiler_enabled:
             torch.autograd.profiler._disable_profiler()
@@ -95,6 +95,14 @@ def broken_by(
         if problem:
             wrong.append(f"{raised or place}: {problem}")
     return wrong
+
+
+def has_begun(ours: TrainingProfiler) -> bool:
+    """Whether the run got as far as its folder: a fault before is reported, and nothing is measured."""
+    try:
+        return ours.folder.exists()
+    except AttributeError:
+        return False
 
 
 def has_whole_record(ours: TrainingProfiler) -> bool:
