@@ -28,6 +28,13 @@ _NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 # below this share of the highest SM clock, a GPU's cooling or power limit shapes the figures more than the program
 _SLOW_CLOCK = 0.75
 
+# below this share of what the machine can reach, a run without findings has a cause that is not known
+_GOOD_UTILISATION = 0.5
+# the least share of the step of a module that is named as the place to look at
+_WORTH_A_LOOK = 0.1
+# terms of the waterfall whose contributors are operators or kernels
+_TERMS_OF_OPERATORS = ("ideal", "slow_products", "bandwidth", "beyond_bandwidth")
+
 # verdict → the evidence for it. ``{share}`` is a share with its interval, the other fields are facts of the verdict.
 _EVIDENCE = {
     "straggler": "fixing the slow ranks would save {share} of the step",
@@ -124,7 +131,53 @@ def next_text(record: RunRecord) -> str:
         return _advice_text(record.findings[0], record)
     if record.verdict is not None and record.verdict.advice:  # of version 0.2
         return record.verdict.advice
-    return "Nothing stands out: no known single change would save 5% of the step."
+    return _text_without_findings(record)
+
+
+def _text_without_findings(record: RunRecord) -> str:
+    """Return what is known if no finding is worth reporting: how much of the reachable rate no known cause explains.
+
+    The verdict has the utilisation only if it is known and other programs did not lower it.
+    """
+    utilisation = None
+    if record.verdict is not None:
+        utilisation = record.verdict.facts.get("utilisation")
+    if utilisation is None or utilisation >= _GOOD_UTILISATION:
+        return "Nothing stands out: no known single change would save 5% of the step."
+    text = (
+        "No cause that this tool knows was found, and "
+        f"{1.0 - utilisation:.0%} of what the machine can reach remains unexplained."
+    )
+    return f"{text}{_costliest_module_text(record)}"
+
+
+def _costliest_module_text(record: RunRecord) -> str:
+    """Return a sentence on the module in which the traced steps spent most time, or on an operator outside of modules.
+
+    It is empty without a waterfall.
+    """
+    if record.waterfall is None:
+        return ""
+    # by module, then by operator; an operator outside of modules is its own place
+    seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
+    for term in record.waterfall.terms:
+        if term.name in _TERMS_OF_OPERATORS:
+            for contributor in term.contributors:
+                operator = contributor.what.replace("aten::", "").lstrip("_")
+                seconds[contributor.module or operator][operator] += contributor.seconds
+    if not seconds:
+        return ""
+    place = max(seconds, key=lambda place: sum(seconds[place].values()))
+    share = sum(seconds[place].values()) / record.waterfall.step_s
+    if share < _WORTH_A_LOOK:
+        return ""
+    longest_operator = max(seconds[place], key=seconds[place].__getitem__)
+    operator_text = ""
+    if longest_operator != place:
+        operator_text = f", mostly in {longest_operator}"
+    return f" Look first at {place}: it takes {share:.0%} of the step{operator_text}."
 
 
 def findings_lines(record: RunRecord) -> list[str]:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from made_runs import made_record
+from made_waterfall import made_waterfall
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, LISTS
-from lm_profiler.record.run_record import Finding, OddStep, RunRecord, StepCounters, Sync
+from lm_profiler.record.run_record import Finding, OddStep, RunRecord, StepCounters, Sync, Verdict, Waterfall
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import next_text, odd_text, step_lines
@@ -144,3 +145,30 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, term
 def test_time_between_steps_is_no_share_of_a_step(name: Any, saves_s: float, share: float, end: str) -> None:
     record = made_record(findings=[Finding(name=name, saves_s=saves_s, share=share)])
     assert next_text(record).endswith(end)
+
+
+UNEXPLAINED = "No cause that this tool knows was found, and 89% of what the machine can reach remains unexplained."
+NOTHING = "Nothing stands out: no known single change would save 5% of the step."
+
+
+@pytest.mark.parametrize(
+    "utilisation, waterfall, text",
+    [
+        # 21 ms of products and 19.2 ms of softmax, of 168.3 ms
+        (
+            0.11,
+            made_waterfall(),
+            f"{UNEXPLAINED} Look first at model.blocks.*.attn: it takes 24% of the step, mostly in mm.",
+        ),
+        (0.11, made_waterfall(step_ms=1000.0), UNEXPLAINED),  # no module takes a tenth
+        (0.11, None, UNEXPLAINED),
+        (0.6, made_waterfall(), NOTHING),
+        (None, made_waterfall(), NOTHING),
+    ],
+)
+def test_a_run_without_findings_says_how_much_no_cause_explains(
+    utilisation: float | None, waterfall: Waterfall | None, text: str
+) -> None:
+    facts = {} if utilisation is None else {"utilisation": utilisation}
+    verdict = Verdict(bound_by="compute", share=0.98, because="compute", facts=facts)
+    assert next_text(made_record(findings=[], verdict=verdict, waterfall=waterfall)) == text
