@@ -88,9 +88,11 @@ class Attachment:
             "the record", self.report, self.finisher.recording_failed
         )
 
-    def report(self, text: str) -> None:
-        """Add a note to the record, and also print it now, because there may be no record."""
+    def report(self, text: str, *, prints: bool = True) -> None:
+        """Add a note to the record, and also print it now if ``prints``, because there may be no record."""
         self.notes.append(text)
+        if not prints:
+            return
         rank = self.loop.rank
         if rank == 0:
             print_message(text)

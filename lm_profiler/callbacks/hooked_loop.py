@@ -28,6 +28,7 @@ from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
 from lm_profiler.callbacks.marks.step_counter import StepCounter
+from lm_profiler.measure.boundary import Report
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.counts.uncountable import UncountableError
@@ -220,7 +221,7 @@ class HookedLoop:
         return {}
 
     def make_marks(
-        self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
+        self, timeline: Timeline, counter: StepCounter, report: Report
     ) -> HookMarks:
         """Return new marks of this loop; they are not installed yet."""
         if self.marks is not None:  # because installing them has failed halfway

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from itertools import pairwise
 from traceback import walk_tb
 from types import FrameType
-from typing import Any, TextIO, TypeVar, overload
+from typing import Any, Protocol, TextIO, TypeVar, overload
 
 from lm_profiler.record.secrets import mask_text
 from lm_profiler.record.text import printable, well_formed
@@ -223,6 +223,13 @@ def error_text(error: BaseException) -> str:
     if not message:
         return type(error).__name__
     return f"{type(error).__name__}: {message}"
+
+
+class Report(Protocol):
+    """Adds a note to the record."""
+
+    def __call__(self, text: str, *, prints: bool = True) -> object:
+        """Add ``text``, and also print it now if ``prints``, because there may be no record that would show it."""
 
 
 def print_message(text: str) -> None:

@@ -234,7 +234,7 @@ def test_all_stages_run() -> None:
     assert record.utilisation.flops.forward == products
     assert record.utilisation.flops.backward == 2 * products - 2 * 2 * 8 * 16  # the batch needs no gradient
     owners = {owner.action: owner.seconds for owner in record.other_by_owner.actions}
-    assert owners["between optimizer and zero_grad"] == pytest.approx(own_loops.SECONDS["other"])
+    assert owners["between optimizer.step() and zero_grad()"] == pytest.approx(own_loops.SECONDS["other"])
     assert record.memory is not None
     assert record.throughput.samples_per_step == 2
 
@@ -515,6 +515,18 @@ def test_a_hooks_fault_ends_the_profile_alone(monkeypatch: pytest.MonkeyPatch, c
 
 def reported_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler: ")]
+
+
+def test_a_missing_loader_is_a_note_of_the_record_that_only_the_table_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with profile_with(options()) as run:
+        model, optimizer = slow_model_and_optimizer()
+        for _ in range(STEPS):
+            train_step(0, model, optimizer)
+    assert reported_lines(capsys) == []
+    (note,) = run.record.notes
+    assert note.startswith("no batch came from a DataLoader")
 
 
 def test_a_phase_that_is_never_closed_is_closed_with_the_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,23 @@ from torch import nn
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
 from lm_profiler.measure.clocks import tape
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
+from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN, VALIDATION
 
 _PROGRAM = ""  # the class name of the owners of gaps, which belong to no class
+# the phases in the words of a loop's code
+_PHASES_IN_CODE = {
+    "data": "fetching a batch",
+    "transfer": "the transfer of the batch",
+    "forward": "the forward pass",
+    "zero_grad": "zero_grad()",
+    "backward": "backward()",
+    "clip": "clipping gradients",
+    "optimizer": "optimizer.step()",
+}
 
 
 class GapOwners(Owners):
-    """Attributes the time of a gap to its name, such as ``between forward and backward``.
+    """Attributes the time of a gap to its name, such as ``between the forward pass and backward()``.
 
     The name is known when the gap ends.
     """
@@ -37,15 +47,16 @@ class GapOwners(Owners):
 
 def _name_of_gap(last_phase: str | None, code: int) -> str:
     """Return the name of the time between ``last_phase`` and the part that begins with ``code``."""
-    next_phase = "validation"
+    end = VALIDATION
     if code < tape.OTHER:
-        next_phase = PARTS[code]
+        end = _PHASES_IN_CODE.get(PARTS[code], PARTS[code])
     if last_phase is None:
-        return f"{BEFORE} {next_phase}"
+        return f"{BEFORE} {end}"
+    begin = _PHASES_IN_CODE.get(last_phase, last_phase)
     step_ends = code == tape.OTHER  # the last mark of a step has this code
     if step_ends:
-        return f"{AFTER} {last_phase}"
-    return f"{BETWEEN} {last_phase} and {next_phase}"
+        return f"{AFTER} {begin}"
+    return f"{BETWEEN} {begin} and {end}"
 
 
 @dataclass(eq=False, kw_only=True)

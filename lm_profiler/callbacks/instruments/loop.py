@@ -17,6 +17,7 @@ from lm_profiler.callbacks.instruments.owners import ActionSteps, OwnersInstrume
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.step_counter import StepCounter
+from lm_profiler.measure.boundary import Report
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
 
@@ -157,7 +158,7 @@ class Loop(Protocol):
         """Return the exit codes of the ranks that this process started; None for a rank that runs."""
 
     def make_marks(
-        self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
+        self, timeline: Timeline, counter: StepCounter, report: Report
     ) -> Marks: ...
 
     def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:

@@ -47,7 +47,7 @@ from lm_profiler.callbacks.marks.torch_hooks import (
     clipping_functions,
     loader_iterators,
 )
-from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.boundary import Guard, Report
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_compiler
@@ -64,6 +64,9 @@ _TRANSFERS = (
 
 # A call without gradients counts as part of a step if steps have needed at least this many of them so far.
 _FEWEST_ROLLOUTS = 3
+
+# how a program marks a phase that no hook sees
+_MARKED_PHASE = "`with run.phase('{phase}'):`, inside of `with lm_profiler.profile(model, optimizer) as run:`"
 
 NESTED_DATA = "run.data is used inside another run.data: the batches of both count in the same steps"
 
@@ -102,7 +105,7 @@ class HookMarks:
         count_batch: Callable[[Any], object],
         note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
-        report: Callable[[str], object],
+        report: Report,
     ) -> None:
         self.timeline = timeline
         self.counter = counter
@@ -814,10 +817,10 @@ class HookMarks:
         self._calls_of_other_threads += 1
         return True
 
-    def _report_once(self, text: str) -> None:
+    def _report_once(self, text: str, *, prints: bool = True) -> None:
         if text not in self._reported_texts:
             self._reported_texts.add(text)
-            self._report(text)
+            self._report(text, prints=prints)
 
     def _report_what_was_not_seen(self) -> None:
         """Report which parts of the steps have no marks, and why."""
@@ -833,18 +836,19 @@ class HookMarks:
             self._report_once(f"{calls}: call profile() in the thread that trains")
         if self._ended_steps == 0:
             return
+        # The table of these steps follows and shows the notes, so they are not printed here too.
         if self._steps_with_forward == 0:
-            hint = (
-                "call model(batch) instead of model.forward(batch); "
-                "if a compiled function calls it, use run.phase('forward')"
-            )
             self._report_once(
-                f"no call of the model was seen, so the time of forward counts as other: {hint}"
+                "no call of the model was seen, so the time of forward counts as other: call model(batch) instead of "
+                "model.forward(batch); if a compiled function calls it, mark that call: "
+                + _MARKED_PHASE.format(phase="forward"),
+                prints=False,
             )
         if self._steps_with_loader == 0:
-            hint = "iterate over run.data(batches), or mark the loading with run.phase('data')"
             self._report_once(
-                f"no batch came from a DataLoader, so the time of data counts as other: {hint}"
+                "no batch came from a DataLoader, so the time in which the loop makes its batches counts as other. To "
+                f"time it as data, mark that code: {_MARKED_PHASE.format(phase='data')}",
+                prints=False,
             )
 
 
