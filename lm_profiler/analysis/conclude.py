@@ -174,6 +174,14 @@ class RunSteps:
             return None
         return self.evidence.settings.num_workers
 
+    @property
+    def new_workers(self) -> int:
+        """The number of worker processes that the loader starts for each epoch."""
+        settings = self.evidence.settings
+        if settings is None or settings.persistent_workers:
+            return 0
+        return settings.num_workers or 0
+
     @cached_property
     def machine(self) -> Environment:
         if self.evidence.environment is None:
@@ -395,7 +403,12 @@ def _steadiness(run: RunSteps) -> Steadiness:
 def _odd_step_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the odd steps with their causes, and the counters that show these."""
     odd, counters = with_causes(
-        record.odd_steps, run.timed, run.evidence.counters, run.workers
+        record.odd_steps,
+        run.timed,
+        run.evidence.counters,
+        run.workers,
+        run.evidence.first_steps_of_epochs,
+        run.new_workers,
     )
     odd = [_with_short_batch(step, run.short_steps) for step in odd]
     return {"odd_steps": odd, "step_counters": counters}

@@ -93,6 +93,7 @@ class Evidence:
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     outside: Sequence[OutsideSteps] = ()
+    first_steps_of_epochs: Sequence[int] = ()  # without the first step of the run
     stages_s: float | None = None
     # share of the measured phases at whose beginning the device had already finished its work
     device_idle: float | None = None

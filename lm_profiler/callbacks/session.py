@@ -19,7 +19,11 @@ from lm_profiler.analysis.watch.ledger import (
     SpansInOrder,
     spans_outside_steps,
 )
-from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
+from lm_profiler.analysis.watch.outside_steps import (
+    RunStep,
+    first_steps_of_epochs,
+    outside_steps,
+)
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.owners import OwnersInstrument
@@ -365,6 +369,7 @@ class Session:
             between_steps_s=self._between_steps_s(),
             between=self._time_between_steps(),
             outside=self._outside_steps(lines_outside),
+            first_steps_of_epochs=self._first_steps_of_epochs(),
             stages_s=self._stages_s(),
             device_idle=device_idle,
             notes=notes,
@@ -545,6 +550,12 @@ class Session:
                 activity = activity.model_copy(update=line._asdict())
             activities.append(activity)
         return activities
+
+    def _first_steps_of_epochs(self) -> list[int]:
+        """Return the numbers of the steps that begin an epoch."""
+        events = SpansInOrder(spans_outside_steps(self.timeline.departures))
+        indices = first_steps_of_epochs(self._run_steps, events)
+        return [self.rows[index].step for index in sorted(indices)]
 
     def _stages_s(self) -> float | None:
         """Return the seconds from the first step's beginning to the last step's end, without this session's work."""

@@ -426,6 +426,42 @@ def test_a_validation_after_the_last_batch_of_an_epoch_is_one(validates: bool) -
     assert ("validation" in activities) == validates
 
 
+class SlowOrder(list[int]):
+    """An order of rows that takes time at the start of each epoch, as workers do."""
+
+    def __iter__(self) -> Iterator[int]:
+        spend("optimizer")
+        return super().__iter__()
+
+
+def one_batch_ahead(rows: DataLoader[Tensor]) -> Iterator[Tensor]:
+    """Repeat the epochs of ``rows``; ask for each batch before the one before it is used, as accelerate does."""
+    while True:
+        batches = iter(rows)
+        batch = next(batches)
+        for next_batch in batches:
+            yield batch
+            batch = next_batch
+        yield batch
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_an_epoch_begins_with_a_new_pass_of_a_loader_that_is_a_batch_ahead(micro_batches: int) -> None:
+    model, optimizer = slow_model_and_optimizer()
+    rows: DataLoader[Tensor] = DataLoader([torch.ones(2, 4)] * 8, sampler=SlowOrder(range(8)), batch_size=None)
+    batches = one_batch_ahead(rows)
+    with profile_with(options(), [optimizer]) as run:
+        for _ in range(STEPS):
+            for _ in range(micro_batches):
+                model(next(batches)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    new_epochs = (8 if micro_batches == 1 else 24) // 8
+    activities = {activity.what: activity for activity in run.record.outside}
+    assert activities["epoch"].seconds == pytest.approx(own_loops.SECONDS["optimizer"] * new_epochs)
+    assert activities["first batch"].times >= new_epochs
+
+
 def test_models_are_found_by_their_optimizer() -> None:
     model, optimizer = parts = slow_model_and_optimizer()
     attributes = vars(model).keys() | vars(optimizer).keys()

@@ -41,6 +41,7 @@ _EMPTY_QUEUE = "the loader's queue was empty"
 _LOADER = "the loader"
 _CHECKPOINT = "a checkpoint"
 GARBAGE = "garbage collection"
+_FIRST_STEP = "the first step of an epoch"
 _COMPILATION = "compilation"
 _RECOMPILATION = "recompilation"
 _CAUSES_WITH_FINDING = (
@@ -51,6 +52,7 @@ _CAUSES_WITH_FINDING = (
     GARBAGE,
     _COMPILATION,
     _RECOMPILATION,
+    _FIRST_STEP,
 )
 
 _FIGURES = tuple(
@@ -101,6 +103,8 @@ def with_causes(
     rows: Sequence[StepRow],
     counters: Sequence[StepCounters],
     workers: int | None,
+    first_steps: Sequence[int] = (),
+    new_workers: int = 0,
 ) -> tuple[list[OddStep], list[StepCounters]]:
     """Explain odd steps by the counters of all ranks.
 
@@ -109,6 +113,8 @@ def with_causes(
         rows: the rows of all ranks.
         counters: the readings of all ranks.
         workers: the number of loader workers; None if unknown.
+        first_steps: the steps that begin an epoch.
+        new_workers: how many workers the loader starts for each epoch.
 
     Returns:
         ``odd`` with their causes; and the counters that show these: first the usual counters of the ranks to which the
@@ -117,7 +123,12 @@ def with_causes(
     if not odd:
         return [], []
     ranks = _readings_by_rank(rows, counters)
-    explained_steps = [_with_main_cause(step, ranks, workers) for step in odd]
+    explained_steps: list[OddStep] = []
+    for step in odd:
+        explained_step = _with_main_cause(step, ranks, workers)
+        if explained_step.cause is None and step.step in first_steps:
+            explained_step = _with_epoch_as_cause(explained_step, new_workers)
+        explained_steps.append(explained_step)
     blamed_ranks: set[int] = set()
     slow_counters: list[StepCounters] = []
     for step in explained_steps:
@@ -275,6 +286,20 @@ def _with_main_cause(
     )
     differences = _differing_counters(ranks[slowest_rank], odd.step, excess_s)
     return odd.model_copy(update={"beside": differences, "rank": slowest_rank})
+
+
+def _with_epoch_as_cause(odd: OddStep, new_workers: int) -> OddStep:
+    """Return ``odd``, which no counter explains, with the beginning of an epoch as its cause.
+
+    New workers share the memory of the training process, which copies each page that it writes afterwards, so that all
+    phases of the step may be slow.
+    """
+    words = _FIRST_STEP
+    if new_workers:
+        words += f", which started {count_text(new_workers, 'worker')}"
+    usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
+    blame = {"cause": words, "cause_s": max(odd.step_s - usual_s, 0.0), "beside": None}
+    return odd.model_copy(update=blame)
 
 
 def _possible_causes(

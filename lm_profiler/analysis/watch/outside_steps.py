@@ -82,7 +82,7 @@ def outside_steps(
     own_spans_in_order = SpansInOrder(
         [NamedSpan(*span, _INSTRUMENTS) for span in own_spans]
     )
-    first_steps = _first_steps_of_epochs(steps, events_in_order)
+    first_steps = first_steps_of_epochs(steps, events_in_order)
     usual = _usual_step(steps, first_steps)
     for index, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
@@ -228,13 +228,17 @@ def _checkpoint_s(span: NamedSpan, step: RunStep, usual_other_s: float) -> float
     return min(max(writing_s, excess_s), 2.0 * writing_s)
 
 
-def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
-    """Return the indices of the steps that begin an epoch, except that of the run's first step."""
+def first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
+    """Return the indices of the steps that begin an epoch, except that of the run's first step.
+
+    An epoch may begin within a step that has several batches.
+    """
     first_steps = set()
-    for number in range(1, len(steps)):
-        gap = events.beginning(steps[number - 1].end_ns, steps[number].begin_ns)
-        if any(event.what == EPOCH for event in gap):
-            first_steps.add(number)
+    for index in range(1, len(steps)):
+        gap_before_step = (steps[index - 1].end_ns, steps[index].begin_ns)
+        for gap in (gap_before_step, *steps[index].away_ns):
+            if any(event.what == EPOCH for event in events.beginning(*gap)):
+                first_steps.add(index)
     return first_steps
 
 

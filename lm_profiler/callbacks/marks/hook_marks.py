@@ -430,10 +430,19 @@ class HookMarks:
         return counted_pass
 
     def _count_pass(self, loader: Any) -> None:
-        """Count a pass over the data of ``loader`` if it is for training."""
+        """Count a pass over the data of ``loader`` if it is for training; one after a finished pass begins an epoch.
+
+        A wrapped loader, such as accelerate's, asks for a batch in advance: it reaches the end of its data before the
+        last step of an epoch, so that only the new pass shows where the epoch begins.
+        """
         if self._refuses_call() or self._is_validation(self.modules):
             return
+        begins_epoch = self.passes.is_last_pass_finished
         self.passes.begin(loader)
+        is_in_fetch = tape.DATA in self._running_phases or bool(self._named_phases)
+        if begins_epoch and not is_in_fetch:
+            self._end_step_if_done()
+            self._go_outside(EPOCH)
 
     @property
     def restarts_loader(self) -> bool | None:

@@ -30,9 +30,12 @@ class LoaderPasses:
         self._loader_ref: Callable[[], Any] = DEAD_REFERENCE
         self._repeated_passes = 0  # begun over a dataset that had one before
         self._finished_passes = 0  # in which the loop took all batches
+        # whether the loop has taken all batches of the last pass
+        self.is_last_pass_finished = False
 
     def begin(self, loader: Any) -> None:
         """Note that a pass for training over the data of ``loader`` begins."""
+        self.is_last_pass_finished = False
         dataset = getattr(loader, "dataset", None)
         try:
             dataset_ref = ref(dataset)
@@ -48,6 +51,7 @@ class LoaderPasses:
     def finish(self) -> None:
         """Note that the loop took all batches of a pass."""
         self._finished_passes += 1
+        self.is_last_pass_finished = True
 
     @property
     def loader(self) -> Any:

@@ -27,7 +27,11 @@ def step(number: int, part: str = "forward", more_s: float = 0.0, rank: int = 0)
 
 
 def odd_step_with(
-    part: str = "forward", excess_s: float = 1.0, workers: int | None = 0, **counted: Any
+    part: str = "forward",
+    excess_s: float = 1.0,
+    workers: int | None = 0,
+    epochs: dict[str, Any] | None = None,
+    **counted: Any,
 ) -> tuple[OddStep, list[StepCounters]]:
     """Return, of 20 steps, the one that took ``excess_s`` more in ``part``, while ``counted`` was more than usual."""
     rows = [step(n, part, excess_s if n == SLOW else 0.0) for n in range(1, 21)]
@@ -36,7 +40,8 @@ def odd_step_with(
         if name in USUAL and value is not None:
             slow[name] = USUAL[name] + value
     counters = [StepCounters(step=n, **(slow if n == SLOW else {**USUAL, "wall_s": 0.1})) for n in range(1, 21)]
-    (odd_step,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, counters, workers)
+    odd = odd_steps(rows, model_of(rows))
+    (odd_step,), shown = with_causes(odd, rows, counters, workers, **(epochs or {}))
     return odd_step, shown
 
 
@@ -66,6 +71,24 @@ def test_less_than_half_is_no_cause(counter: str, share: float, named: bool) -> 
     odd_step, _ = odd_step_with(**{counter: share})
     assert (odd_step.cause is not None) == named
     assert (odd_step.beside is None) == named
+
+
+@pytest.mark.parametrize(
+    "counted, first_steps, new_workers, cause",
+    [
+        ({}, [SLOW], 2, "the first step of an epoch, which started 2 workers"),
+        ({}, [SLOW], 0, "the first step of an epoch"),
+        ({}, [SLOW - 1, SLOW + 1], 2, None),
+        ({"gc_s": 0.9, "gc_generation": 2}, [SLOW], 2, "garbage collection of generation 2"),
+    ],
+)
+def test_the_beginning_of_an_epoch_is_a_cause_if_no_counter_is(
+    counted: dict[str, Any], first_steps: list[int], new_workers: int, cause: str | None
+) -> None:
+    epochs: dict[str, Any] = {"first_steps": first_steps, "new_workers": new_workers}
+    odd_step, _ = odd_step_with(epochs=epochs, **counted)
+    assert odd_step.cause == cause
+    assert (odd_step.beside is None) == (cause is not None)
 
 
 def test_what_every_step_has_is_no_cause() -> None:

@@ -63,6 +63,18 @@ def test_the_start_of_an_epoch_is_shared_among_its_steps(steps: int) -> None:
     assert result["first batch"] == pytest.approx((excess_s * turns, turns, excess_s / 6))
 
 
+def test_an_epoch_that_begins_between_two_batches_of_a_step_belongs_to_that_step() -> None:
+    loop = Loop()
+    for number in range(12):
+        loop.step(data_s=FIRST_DATA_S if number == 6 else USUAL_DATA_S)
+        if number == 6:
+            began_ns = loop.steps[-1].begin_ns + 3 * MS
+            loop.events.append(NamedSpan(began_ns, began_ns, EPOCH))
+            loop.steps[-1] = loop.steps[-1]._replace(away_ns=[(began_ns, began_ns + 2 * MS)])
+    assert loop.result()["epoch"][0] == pytest.approx(0.002)
+    assert loop.result()["first batch"][:2] == pytest.approx((FIRST_DATA_S - USUAL_DATA_S, 1))
+
+
 def test_a_single_early_event_costs_little() -> None:
     """A run that resumes in the middle of an epoch."""
     loop = Loop()
