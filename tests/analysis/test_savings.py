@@ -986,6 +986,47 @@ def waiting_for_data(asleep_ms: float | None = None, **settings: Any) -> RunReco
     return record_with({"data": 60.0}, settings=Settings(**settings), **use)
 
 
+def loading_items(what: str, samples: int, workers: int = 0, cores: int = 2, **more: Any) -> RunRecord:
+    """A batch takes 60 ms, 55 of them in ``Rows.__getitem__``: most of that is ``what``."""
+    rows = [
+        python_line(40.0, what, phase="data", function="Rows.__getitem__"),
+        python_line(15.0, phase="data", function="Rows.__getitem__"),
+    ]
+    settings = Settings(num_workers=workers, cores=cores, samples_per_batch=samples)
+    times = {"worker_times": rows} if workers else {"python_times": rows}
+    return record_with({"data": 60.0}, settings=settings, **times, **more)
+
+
+@pytest.mark.parametrize(
+    "record, words",
+    [
+        # 60 µs a sample: it is only indexed
+        (loading_items("python", 1000), ["Index all 1,000 samples", "or raise num_workers from 0 to"]),
+        (loading_items("python", 1000, cores=16), ["Index all 1,000 samples", "or raise num_workers from 0 to"]),
+        (loading_items("omegaconf", 1000), ["Index all 1,000 samples", "73% of it in omegaconf"]),
+        # 300 µs a sample
+        (loading_items("torch", 200, cores=1), ["Index all 200 samples", "or raise num_workers from 0 to"]),
+        (loading_items("torch", 200, cores=16), ["Raise num_workers from 0 to"]),
+        (loading_items("torch", 200, workers=2), ["Index all 200 samples", "or prepare"]),
+        (loading_items("PIL", 200, cores=1), ["Raise num_workers from 0 to", "73% of it in PIL"]),
+        # 6 ms a sample
+        (loading_items("python", 10), ["Raise num_workers from 0 to"]),
+        (loading_items("PIL", 10, workers=2), ["Make Rows.__getitem__ (net.py:12) faster (73% of it in PIL)"]),
+        # that mostly sleep: for a disk
+        (
+            loading_items("python", 1000, thread_use=thread_use_of(asleep_ms=55.0, wall_ms=60.0, phase="data")),
+            ["Raise num_workers from 0 to"],
+        ),
+    ],
+)
+def test_samples_that_are_only_indexed_are_indexed_together(record: RunRecord, words: list[str]) -> None:
+    found = found_in(record, "input")
+    advice = remedy_of(found, record)
+    assert advice.startswith(words[0])
+    assert all(word in advice for word in words)
+    assert ("Index all" in advice) == ("Index all" in words[0])
+
+
 def validating(loop: str = "Trainer", **settings: Any) -> RunRecord:
     return record_with(loop=loop, settings=Settings(**settings), **outside_steps("validation", 2.0, 4, 0.05))
 

@@ -61,6 +61,11 @@ _MANY_TENSORS = 100  # in a batch
 _SMALLER_IN_VALIDATION = 4  # factor by which batches of validation are small
 # the time in which a worker hands over a batch: measured 1.0 to 1.7 ms, for batches of 256 B to 2 MB
 _HANDED_OVER_S = 1e-3
+# A sample that a dataset makes in a shorter time is hardly more than indexed: all samples of a batch can be indexed at
+# once, which removes this time instead of moving it to a worker.
+_INDEXING_S = 100e-6
+# The same if a new worker would have no CPU core of its own, and no package, such as a decoder, takes most of the time.
+_INDEXING_WITHOUT_CORE_S = 500e-6
 # How many smaller batch sizes `plan` tries. The larger one may not fit, because accumulated gradients stay in memory.
 _DIVISORS = 2
 
@@ -474,10 +479,20 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         waits = ""
         if wanted_workers > cores:
             waits = f" (more than the {count_text(int(cores), 'core')}, because workers mostly wait)"
-        costliest = (
-            f": {_place_text(finding)} takes most of that time" if finding.file else ""
+        costliest = ""
+        if finding.file:
+            costliest = (
+                f": {_place_text(finding)} takes most of that time{_package(finding)}"
+            )
+        more_workers = f"num_workers from {workers} to {wanted_workers}{waits}"
+        if _can_index_batches(finding, has_free_core=cores > wanted_workers):
+            return f"{_index_batch(settings)}, or raise {more_workers}{costliest}."
+        return f"Raise {more_workers}, or {prepare}{costliest}."
+    if _can_index_batches(finding, has_free_core=False):
+        return (
+            f"{_index_batch(settings)}, or {prepare}: {_place_text(finding)} takes most of the time of the "
+            f"loader{_package(finding)}."
         )
-        return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
     # why more workers would not help
     if not wait_exceeds_transfer:
@@ -489,7 +504,32 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     else:
         reason = f"more than {count_text(workers, 'worker')} would not help"
     place = _place_text(finding) or "the loader"
-    return f"Make {place} faster, or {prepare}: {reason}."
+    return f"Make {place} faster{_package(finding)}, or {prepare}: {reason}."
+
+
+def _can_index_batches(finding: Finding, has_free_core: bool) -> bool:
+    """Return whether the loader makes samples one by one, each in so short a time that it is best made with others."""
+    sample_s = finding.facts.get("sample_s")
+    if sample_s is None:
+        return False
+    is_mostly_in_package = "package_share" in finding.facts
+    if has_free_core or is_mostly_in_package:
+        return sample_s < _INDEXING_S
+    return sample_s < _INDEXING_WITHOUT_CORE_S
+
+
+def _index_batch(settings: Settings) -> str:
+    """Return the beginning of the advice to make all samples of a batch at once."""
+    return (
+        f"Index all {count_text(settings.samples_per_batch or 0, 'sample')} of a batch at once (__getitems__ of the "
+        "dataset, with a collate_fn that only returns its result)"
+    )
+
+
+def _package(finding: Finding) -> str:
+    """Return the package in which the function that a finding names spends most of its time; empty without one."""
+    share = finding.facts.get("package_share")
+    return "" if share is None else f" ({share:.0%} of it in {finding.what})"
 
 
 def _iterator_text(settings: Settings) -> str:

@@ -28,6 +28,11 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         )
         fields["phase"] = "data"
         facts = _suggested_workers(costs)
+        package = costs.main_package(fields)
+        if package is not None:
+            fields["what"], facts["package_share"] = package
+        if str(fields.get("owner")).endswith(".__getitem__"):
+            facts.update(_time_of_sample(costs, saves_s))
         fields["facts"] = facts
         # In the training process, loading would take as long as receiving batches from workers.
         is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
@@ -108,6 +113,19 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
         "workers": float(min(workers_needed, workers_limit)),
         "waits": float(loader_waits),
     }
+
+
+def _time_of_sample(costs: StepCosts, wait_s: float) -> dict[str, float]:
+    """Return the fact of a finding about the loader how long a sample takes; empty if that is unknown, or mostly sleep.
+
+    ``wait_s`` is the wait for a batch.
+    """
+    samples = costs.settings.samples_per_batch
+    if not samples or _loader_waits(costs):
+        return {}
+    workers = costs.settings.num_workers
+    batch_s = _loading_s(costs) if workers else wait_s
+    return {"sample_s": batch_s / samples} if batch_s > 0.0 else {}
 
 
 def _loading_s(costs: StepCosts) -> float:

@@ -64,6 +64,8 @@ _TOLERANCES: Mapping[str, float] = {
 # that is wider has no meaning.
 _LARGEST_TOLERANCE = 0.35
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
+# what a line of Python does, if it does not call a package that the program may do without
+_NO_PACKAGES = ("python", "builtin", "torch", "torch in a library", "library", "Python")
 RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
 SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 MANY_CALLS = 200  # of one operator in a step
@@ -349,6 +351,28 @@ class StepCosts:
             return {}
         rows, _ = _costliest(_by_function(self.record.worker_times))
         return _longest_line(rows) if rows else {}
+
+    def main_package(self, function: dict[str, Any]) -> tuple[str, float] | None:
+        """Return the package that takes at least half of the time of a function that loads data, and its share.
+
+        ``function`` are the fields of a finding that name it. None without such a package.
+        """
+        seconds_by_activity: defaultdict[str, float] = defaultdict(float)
+        for row in (*self.record.python_times, *self.record.worker_times):
+            is_of_function = (row.file, row.function) == (
+                function.get("file"),
+                function.get("owner"),
+            )
+            if is_of_function and row.phase == "data":
+                seconds_by_activity[row.what] += row.seconds
+        if not seconds_by_activity:
+            return None
+        activity = max(seconds_by_activity, key=seconds_by_activity.__getitem__)
+        share = seconds_by_activity[activity] / sum(seconds_by_activity.values())
+        is_c_function = "." in activity
+        if activity in _NO_PACKAGES or is_c_function or share < 0.5:
+            return None
+        return activity, share
 
     def line_of_items(self) -> dict[str, Any]:
         """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
