@@ -106,6 +106,7 @@ class Evidence:
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()
     outer_calls: Sequence[OuterCall] = ()
+    data_calls: Sequence[OuterCall] = ()
     # of a batch that a worker of the loader loads
     worker_times: Sequence[PythonTime] = ()
     # the operators that count as Python code in ``python_times``

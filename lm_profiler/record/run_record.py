@@ -554,10 +554,12 @@ class PythonTime(Part):
 
 
 class OuterCall(Part):
-    """A function of the program that is called outside of all phases, in one step in which its code is traced."""
+    """A function of the program that is called outside of all phases, or to make a batch, in one followed step."""
 
     outer_function: str = figure(
-        "called", "text", "function of the program that is called outside of all phases"
+        "called",
+        "text",
+        "function of the program that is called outside of all phases, or to make a batch",
     )
     file: str = figure("file", "text", "file of the program that contains the call")
     line: int = figure("line", "count", "number of the line with the call")
@@ -855,6 +857,8 @@ class RunRecord(Part):
     # the program's functions that are called outside of all phases in that step; times include everything that they
     # call
     outer_calls: list[OuterCall] = Field(default_factory=list)
+    # the same of the functions that make a batch in the training thread, such as a chain of generators
+    data_calls: list[OuterCall] = Field(default_factory=list)
     # operators of the memory stage that factorize matrices or solve systems, for which float32 may have too few digits
     factorizing_operators: list[str] = Field(default_factory=list)
     # the operators of the memory stage's last step that may be needless, by reason

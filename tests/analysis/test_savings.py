@@ -567,6 +567,19 @@ def test_anomaly_detection_saves_what_its_own_code_takes() -> None:
     assert 0.030 <= found.high_s <= 0.036  # the gain of a real program with these times was 30 ms
 
 
+def test_the_innermost_generator_with_half_of_the_time_is_named_if_there_is_no_loader() -> None:
+    """No line takes half of the 40 ms; of the generators, ``with_features`` is the innermost that does."""
+    calls = [
+        OuterCall(outer_function="batches", file="a.py", line=9, seconds=0.040),
+        OuterCall(outer_function="with_features", file="a.py", line=24, seconds=0.026),
+        OuterCall(outer_function="read", file="a.py", line=77, seconds=0.009),
+    ]
+    record = record_with({"data": 40.0}, data_calls=calls, settings=Settings(num_workers=None))
+    advice = remedy_of(found_in(record, "input"), record)
+    assert advice.startswith("Prepare the data before training, or cache what does not change from pass to pass: ")
+    assert "(most of it under with_features (a.py:24))" in advice
+
+
 def test_a_function_of_a_gap_saves_its_own_time() -> None:
     """The loop spends 30 ms after the optimizer: 20 in ``push``, 6 in ``learn``, the rest in its own lines."""
     calls = [

@@ -460,7 +460,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     prepare = "prepare (decode, tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
-        return f"Load batches in more processes (num_workers of a DataLoader), or {prepare}."
+        return _text_without_loader(finding)
     if finding.facts.get("takes_over"):
         remedy = "Pass fewer, larger tensors per batch"
         loads_faster_than_it_receives = (
@@ -530,6 +530,17 @@ def _package(finding: Finding) -> str:
     """Return the package in which the function that a finding names spends most of its time; empty without one."""
     share = finding.facts.get("package_share")
     return "" if share is None else f" ({share:.0%} of it in {finding.what})"
+
+
+def _text_without_loader(finding: Finding) -> str:
+    """Return the advice for batches that come from no DataLoader, but from a generator of the program, for example."""
+    place = ""
+    if finding.file:
+        place = f" (most of it under {_place_text(finding)})"
+    return (
+        f"Prepare the data before training, or cache what does not change from pass to pass: the training thread "
+        f"makes each batch itself{place}. Or wrap the data into an IterableDataset whose DataLoader has workers."
+    )
 
 
 def _iterator_text(settings: Settings) -> str:

@@ -25,6 +25,7 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             costs.main_line_of_workers(saves_s)
             or costs.main_line("data", saves_s)
             or costs.line_of_items()
+            or costs.main_data_call()
         )
         fields["phase"] = "data"
         facts = _suggested_workers(costs)

@@ -374,6 +374,24 @@ class StepCosts:
             return None
         return activity, share
 
+    def main_data_call(self) -> dict[str, Any]:
+        """Return the fields of a finding that name the function under which most of the time of a batch lies.
+
+        It is the innermost such function: the one with the least time of those with at least half of it. Empty if
+        no function is known.
+        """
+        calls = self.record.data_calls
+        longest_s = max((call.seconds for call in calls), default=0.0)
+        main_calls = [call for call in calls if call.seconds >= 0.5 * longest_s]
+        if not main_calls:
+            return {}
+        innermost = min(main_calls, key=lambda call: call.seconds)
+        return {
+            "owner": innermost.outer_function,
+            "file": innermost.file,
+            "line": innermost.line,
+        }
+
     def line_of_items(self) -> dict[str, Any]:
         """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
         for rows in self.rows_of_functions(["data"]):

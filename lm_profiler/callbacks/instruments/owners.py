@@ -200,6 +200,7 @@ class Owners:
             ran_s = {phase: use.ran_s for phase, use in thread_use.items()}
             facts["python_times"] = self.python_times.shares(ran_s)
             facts["outer_calls"] = self.python_times.outer_calls(ran_s)
+            facts["data_calls"] = self.python_times.data_calls(ran_s)
         return facts
 
     def thread_use(self) -> dict[str, ThreadUse]:

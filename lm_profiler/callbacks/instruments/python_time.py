@@ -92,6 +92,14 @@ class _OuterCall(NamedTuple):
     depth: int  # the depth of the stack while it runs
 
 
+class _DataCall(NamedTuple):
+    """A call of the program's code that makes a batch."""
+
+    function: Line
+    depth: int  # the depth of the stack while it runs
+    begin_ns: float  # the time that all lines of data together had taken when it began
+
+
 class _Place(NamedTuple):
     """Where the time between two events went."""
 
@@ -158,6 +166,13 @@ class PythonTimes:
     # the outer call that runs now
     _outer_call: _OuterCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
+    # the calls that make a batch and have not returned, the outermost first
+    _data_calls: list[_DataCall] = field(default_factory=list)
+    # the time of each function that makes batches, with all that it calls
+    _data_ns: defaultdict[Line, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
+    _all_data_ns: float = 0.0  # the time of all lines of data together
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
     _events_left: int = MOST_EVENTS
@@ -213,6 +228,10 @@ class PythonTimes:
                 is_long = off_cpu_ns > _SHORT_NS
                 if is_long and self._waited_only_for_cpu(activity):
                     followed.clock_ns -= off_cpu_ns
+                    interval_ns -= off_cpu_ns
+                if self.phase() == DATA:
+                    interval = FollowedTime(interval_ns, ran_in_interval_ns, 0, 1)
+                    self._all_data_ns += self._cost.own_ns(interval, activity)
             if event == "call":
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
@@ -221,6 +240,7 @@ class PythonTimes:
                 # (Functions that were called before ``start`` are not on the stack.)
                 self._stack.pop()
                 self._end_outer_call()
+                self._end_data_calls()
             self._events_left -= 1
             if self._events_left <= 0:
                 self._cut_phase = self.phase()
@@ -303,7 +323,27 @@ class PythonTimes:
             return _FollowedCall(caller.owner, _PYTHON)
         if self.phase() == OTHER and frame.f_code.co_name == "forward":
             self._note_forward(frame)
+        if self.phase() == DATA:
+            self._begin_data_call(frame)
         return _FollowedCall(frame, _PYTHON)
+
+    def _begin_data_call(self, frame: FrameType) -> None:
+        """Note the call of the program's code that ``frame`` begins to run while the loop waits for a batch."""
+        function = _function_of(frame)
+        for call in self._data_calls:
+            if (
+                call.function == function
+            ):  # it calls itself: the outer call has the time
+                return
+        self._data_calls.append(
+            _DataCall(function, len(self._stack) + 1, self._all_data_ns)
+        )
+
+    def _end_data_calls(self) -> None:
+        """Add up the time of the calls of data that have returned."""
+        while self._data_calls and len(self._stack) < self._data_calls[-1].depth:
+            call = self._data_calls.pop()
+            self._data_ns[call.function] += self._all_data_ns - call.begin_ns
 
     def _is_called_by_program(self, caller: _FollowedCall) -> bool:
         """Return whether the line of ``caller`` is in a file of the program, and not in an installed package."""
@@ -471,6 +511,29 @@ class PythonTimes:
                     forward=self._forward_kind(file, function),
                 )
             )
+        calls.sort(key=attrgetter("seconds"), reverse=True)
+        return calls[:_MOST_LINES]
+
+    def data_calls(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[OuterCall]:
+        """Return the functions of the program that make a batch, the longest first, with the time of what they call.
+
+        A generator is such a function: it runs within the one that asks it for an element. The times are scaled to
+        that of the phase, which is ``undisturbed_s`` as in ``shares``, if it is known.
+        """
+        phase_s = (undisturbed_s or {}).get(PARTS[DATA], self._all_data_ns * 1e-9)
+        calls = []
+        for (file, number, function), function_ns in self._data_ns.items():
+            if function_ns > 0.0 and self._all_data_ns > 0.0:
+                calls.append(
+                    OuterCall(
+                        outer_function=function,
+                        file=file,
+                        line=number,
+                        seconds=function_ns / self._all_data_ns * phase_s,
+                    )
+                )
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
 
@@ -709,6 +772,15 @@ def _line_of(frame: FrameType) -> Line:
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
     return code.co_filename, line, qualified_name(code)
+
+
+def _function_of(frame: FrameType) -> Line:
+    """Return file, first line and name of the function that ``frame`` runs; a method has the class of its object."""
+    code = frame.f_code
+    name = qualified_name(code)
+    if code.co_varnames[:1] == ("self",) and "self" in frame.f_locals:
+        name = f"{type(frame.f_locals['self']).__name__}.{code.co_name}"
+    return code.co_filename, code.co_firstlineno, name
 
 
 def _name_of(function: Any) -> str:

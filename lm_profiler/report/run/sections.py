@@ -188,7 +188,7 @@ _LISTS_IN_SECTION = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("code_parts", "odd_steps", "step_counters", "between", "outside"),
     "Model": ("experts",),
-    "Use of the CPU": ("python_times", "worker_times", "outer_calls"),
+    "Use of the CPU": ("python_times", "worker_times", "outer_calls", "data_calls"),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops", "utilisation.by_dtype"),
     "Synchronization": ("syncs",),

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +120,42 @@ def test_a_function_that_enters_a_phase_counts_until_then() -> None:
     (call,) = times.outer_calls()
     assert call.outer_function.endswith("replay")
     assert call.seconds == pytest.approx(0.02)
+
+
+def test_generators_that_make_a_batch_have_the_time_of_those_that_they_ask() -> None:
+    """A chain of two transforms of one class over rows: each row takes 1 ms, each transform of it 2 and 3 ms."""
+    now_ns = [0]
+
+    def rows() -> Iterator[int]:
+        for number in range(4):
+            now_ns[0] += 1_000_000
+            yield number
+
+    class Transform:
+        milliseconds = 2
+
+        def __call__(self, items: Iterable[int]) -> Iterator[int]:
+            for item in items:
+                now_ns[0] += self.milliseconds * 1_000_000
+                yield item
+
+    class SlowTransform(Transform):
+        milliseconds = 3
+
+    phase = [PARTS.index("data")]
+    times = PythonTimes(lambda: phase[0], lambda: now_ns[0], lambda: now_ns[0])
+    batches = SlowTransform()(Transform()(rows()))
+    times.start()
+    sum(batches)
+    phase[0] = OTHER
+    sum(Transform()(rows()))  # this makes no batch
+    times.stop()
+    calls = {
+        call.outer_function.rpartition(".<locals>.")[2]: call.seconds for call in times.data_calls({"data": 0.048})
+    }
+    assert calls == pytest.approx(
+        {"SlowTransform.__call__": 0.048, "Transform.__call__": 0.024, "rows": 0.008}, rel=0.01
+    )
 
 
 def test_the_cost_of_following_is_charged_to_no_line() -> None:
