@@ -208,6 +208,7 @@ NeedlessReason = Literal[
     "unused",  # nothing reads their results
     "cancelled",  # their results are multiplied by zero
     "repeated",  # the step has computed the same before
+    "causal",  # attention reads a causal mask
     "constant",  # each step computes the same
     "zeros",  # products in which nearly all elements of a factor are zero
     "ignored",  # computed for positions whose gradient is zero

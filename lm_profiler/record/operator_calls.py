@@ -58,6 +58,13 @@ class Product(NamedTuple):
     right: Operand
 
 
+class CausalMask(NamedTuple):
+    """A mask of attention that hides all later positions, and nothing else."""
+
+    storage: int
+    length: int  # the number of positions
+
+
 class LayerCall(NamedTuple):
     """A call of a recurrent layer, such as ``nn.GRU``, with sequences of one element."""
 
@@ -114,6 +121,8 @@ class OperatorCall:
     indexed_row_elements: int = 0
     # whether it is the softmax on the CPU of logits that a program transposed, as (batch, classes, positions)
     has_transposed_logits: bool = False
+    # the mask of fused attention, if it only hides later positions
+    causal_mask: CausalMask | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
     # if it belongs to a backward pass: the shares of elements, and of rows, that are zero in its result but not in the

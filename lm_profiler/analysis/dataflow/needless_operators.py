@@ -11,6 +11,7 @@ from lm_profiler.analysis.dataflow.attention import (
     find_scores,
 )
 from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
+from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.cells import calls_of_cells, calls_of_layers
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
@@ -135,6 +136,9 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "unused", dict.fromkeys(dead, 1.0), None
     cancelled = dict.fromkeys(cancelled_calls(step), 1.0)
     yield "cancelled", cancelled, line_of_cancelled(step, cancelled)
+    causal = calls_with_causal_masks(step)
+    attention = [number for number in causal if step.calls[number].causal_mask]
+    yield "causal", causal, step.place_of(attention)
     yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
     repeated = repeated_calls(step, dead)
     yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)

@@ -74,10 +74,27 @@ def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
 
 
 def constant_calls(step: StepCalls) -> Iterator[int]:
-    """Yield the numbers of calls that compute the same in each step, and whose results nothing changes later."""
+    """Yield the numbers of calls that compute the same in each step, and whose results only such calls change later."""
+    constants = constant_storages(step)
     for number, call in enumerate(step.calls):
-        if call.is_constant and call.writes and not step.is_changed(number):
+        if call.writes and constants.issuperset(call.writes):
             yield number
+
+
+def constant_storages(step: StepCalls) -> set[int]:
+    """Return the storages that the step makes or overwrites, and that only constant calls write.
+
+    Several calls may write one, such as ``triu_`` after ``zeros``. A buffer that is changed in place differs in the
+    next step.
+    """
+    constants: set[int] = set()
+    for storage, writers in step.writers.items():
+        is_made_in_step = storage in step.calls[writers[0]].overwrites
+        if is_made_in_step and all(
+            step.calls[writer].is_constant for writer in writers
+        ):
+            constants.add(storage)
+    return constants
 
 
 def _is_any_changed(step: StepCalls, first_call: int, later_call: int) -> bool:

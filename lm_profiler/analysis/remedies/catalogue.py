@@ -944,6 +944,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "causal",
+        _on_operators(
+            "Use is_causal=True in {code}: the mask of its attention only hides later positions, which fused attention "
+            "then skips. scaled_dot_product_attention needs no mask then; nn.MultiheadAttention needs one that is made "
+            "once, and need_weights=False."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "constant",
         _on_operators(
             "Compute the result of {code} once, before training: it is the same in each step."

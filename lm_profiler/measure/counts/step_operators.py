@@ -34,6 +34,7 @@ from lm_profiler.measure.counts.call_tensors import (
     overwritten_inputs,
     stored_elements,
 )
+from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
@@ -45,6 +46,7 @@ from lm_profiler.measure.counts.zero_shares import (
 from lm_profiler.measure.user_code import OURS, package_of, qualified_name, user_lines
 from lm_profiler.record.operator_calls import (
     UNRECORDED_UPDATE,
+    CausalMask,
     CodeLine,
     LayerCall,
     OperatorCall,
@@ -341,6 +343,7 @@ class StepOperators:
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
+                causal_mask=self._causal_mask(name, inputs),
                 zero_rows=zero_rows_of_table(name, largest_result),
                 made_zero_elements=made_zero_elements,
                 made_zero_rows=made_zero_rows,
@@ -358,6 +361,16 @@ class StepOperators:
                 storage = self._storages.number_of(tensor)
                 if storage not in self._known_storages:
                     self._has_gradients_of_inputs = True
+
+    def _causal_mask(self, name: str, inputs: Sequence[Tensor]) -> CausalMask | None:
+        """Return the mask of a call if that is fused attention with a causal one; None for other calls."""
+        mask = mask_of_attention(name, inputs)
+        if mask is None:
+            return None
+        length = causal_length(mask)
+        if length == 0:
+            return None
+        return CausalMask(self._storages.number_of(mask), length)
 
     def _layer_call(self, cell: _RunningCell) -> LayerCall | None:
         """Return the call of a recurrent layer that runs; None for cells, and for a bidirectional layer.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
 from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
@@ -39,6 +40,7 @@ class Net(nn.Module):
         self.gru = nn.GRU(WIDTH, WIDTH)
         self.lstm = nn.LSTM(WIDTH, WIDTH)
         self.register_buffer("positions", torch.arange(256.0))
+        self.register_buffer("noise_scales", torch.ones(TOKENS, WIDTH))
 
 
 class Step:
@@ -55,6 +57,7 @@ class Step:
         self.operators = StepOperators(lambda: (self.net, [self.generator, self.critic]), clock=clock)
         self.history: list[float] = []
         self.keeps_gradients = False
+        self.mask: Tensor | None = None  # of attention
         self.frozen = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(20)])
 
     def needless(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> list[NeedlessOperators]:
@@ -136,6 +139,20 @@ def table_of_each_step(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     positions = step.net.positions
     table = torch.outer(positions, positions).sin().exp()  # here
     return plain(step, hidden + table[:1, :WIDTH], labels)
+
+
+def table_filled_in_place(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    table = torch.zeros(256, WIDTH)
+    for _ in range(8):
+        table.add_(step.net.positions[:, None]).cos_()  # here
+    return plain(step, hidden + table[:1], labels)
+
+
+def buffer_that_decays(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """It depends on no data, but differs from step to step."""
+    for _ in range(8):
+        step.net.noise_scales.mul_(0.99)
+    return plain(step, hidden * step.net.noise_scales, labels)
 
 
 def diagonal_matrix(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -250,6 +267,73 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     ranks = logits.detach().sort(-1).indices.numpy()  # here
     step.history.append(float(ranks[0, 0]))
     return functional.cross_entropy(logits, labels)
+
+
+def plain_attended(step: Step, hidden: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Attention of as many positions as ``mask`` has, four times, by two samples with two heads."""
+    states = hidden.new_ones(2, 2, mask.shape[-1], 8) * hidden.mean()
+    for _ in range(4):
+        states = functional.scaled_dot_product_attention(states, states, states, mask)
+    return plain(step, hidden + states.mean(), labels)
+
+
+def mask_made_in_place(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mask = torch.zeros(600, 600)
+    mask.fill_(-1e9).triu_(1)
+    return plain_attended(step, hidden, labels, mask)
+
+
+def boolean_mask_of_a_layer(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """As in ``nn.MultiheadAttention``, in which True hides a position."""
+    layer = nn.MultiheadAttention(WIDTH, 2)
+    states = hidden.repeat(8, 1)
+    hides = torch.arange(len(states))[:, None] < torch.arange(len(states))
+    for _ in range(4):
+        states, _ = layer(states, states, states, attn_mask=hides, need_weights=False)  # here
+    return plain(step, hidden + states[:TOKENS], labels)
+
+
+def mask_that_is_kept(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    if step.mask is None:
+        step.mask = torch.ones(1000, 1000, dtype=torch.bool).tril()
+    states = torch.ones(1, 1, 1000, 8) * hidden.mean()
+    for _ in range(4):
+        states = functional.scaled_dot_product_attention(states, states, states, step.mask)  # here
+    return plain(step, hidden + states.mean(), labels)
+
+
+def short_causal_mask(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """On the CPU all keys are one block, of which nothing can be skipped."""
+    step.mask = torch.full((512, 512), -torch.inf).triu(1)
+    return plain_attended(step, hidden, labels, step.mask)
+
+
+def mask_of_a_window(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mask = torch.ones(600, 600, dtype=torch.bool).tril().triu(-100)
+    mask[-1, 0] = True  # in the corner it looks like a causal mask
+    return plain_attended(step, hidden, labels, mask)
+
+
+def mask_with_distances(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    positions = torch.arange(600.0)
+    distances = (positions[None] - positions[:, None]).clamp(max=0.0)
+    mask = torch.full((600, 600), -torch.inf).triu(1) + 0.1 * distances
+    mask[-1, 0] = 0.0
+    return plain_attended(step, hidden, labels, mask)
+
+
+def mask_of_documents(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """It depends on the batch; in this one, all positions are of one document."""
+    documents = (labels[:1] >= 0).expand(600).cumsum(0) // 1000
+    is_same = documents[:, None] == documents[None]
+    return plain_attended(step, hidden, labels, is_same.tril())
+
+
+def mask_of_each_sample(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The loader made it, with padding; these samples have none."""
+    if step.mask is None:
+        step.mask = torch.ones(600, 600, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    return plain_attended(step, hidden, labels, step.mask)
 
 
 def attention_by_hand(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -438,6 +522,7 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (gradient_of_an_input, "unused", "backward"),
         (second_pass, "repeated", "backward"),
         (table_of_each_step, "constant", "forward"),
+        (table_filled_in_place, "constant", "forward"),
         (diagonal_matrix, "zeros", "forward"),
         (one_hot_matrix, "zeros", "forward"),
         (ignored_labels, "ignored", "backward"),
@@ -456,6 +541,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (metric_of_numpy, "figures", "forward"),
         (histogram_in_a_hook, "figures", "backward"),
         (attention_by_hand, "scores", "backward"),
+        (boolean_mask_of_a_layer, "causal", "backward"),
+        (mask_that_is_kept, "causal", "backward"),
         (loop_over_samples, "looped", "backward"),
         (head_in_a_decoder, "looped", "backward"),
         (head_behind_a_layer_used_as_a_cell, "looped", "backward"),
@@ -482,6 +569,20 @@ def test_what_is_needless_has_its_reason_and_its_line(
     source, first_line = inspect.getsourcelines(plant)
     planted_line = first_line + next(index for index, text in enumerate(source) if "# here" in text)
     assert found.line == planted_line
+
+
+def test_attention_that_is_causal_needs_no_mask() -> None:
+    """Four calls of attention, their backward passes, and the three calls that make the mask."""
+    calls = Step().calls(mask_made_in_place)
+    shares = calls_with_causal_masks(calls)
+    share_by_name = {calls.calls[number].name: share for number, share in shares.items()}
+    assert len(shares) == 4 + 4 + 3
+    # Of two blocks of keys, the first 512 of 600 queries skip the second one, which has 88 keys.
+    skipped_share = 512 * 88 / 600**2
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert share_by_name[attention] == share_by_name[f"{attention}_backward"]
+    assert share_by_name[attention] == pytest.approx(skipped_share + 0.08 * (1.0 - skipped_share))
+    assert share_by_name["aten::triu_"] == 1.0
 
 
 def accumulated(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -933,6 +1034,12 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (decoder, "looped"),
         (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
+        (buffer_that_decays, "constant"),
+        (short_causal_mask, "causal"),
+        (mask_of_a_window, "causal"),
+        (mask_with_distances, "causal"),
+        (mask_of_documents, "causal"),
+        (mask_of_each_sample, "causal"),
         (masked_and_paired_elements, "indexed"),
         (norm_of_small_parameters, "small_parameters"),
         (logits_of_a_convolution, "transposed"),

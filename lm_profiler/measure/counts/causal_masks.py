@@ -1,0 +1,44 @@
+"""Finds causal masks by their values: masks of attention that hide all later positions, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_FUSED_ATTENTION = "aten::_scaled_dot_product"
+_BACKWARD = "_backward"
+_WITH_MASK = 4  # queries, keys, values and a mask
+# A score of which this is a part has the weight 0 after softmax. Programs use -inf, or a large negative number.
+_HIDDEN = -1e4
+
+
+def mask_of_attention(name: str, inputs: Sequence[Tensor]) -> Tensor | None:
+    """Return the mask that a call of fused attention adds to its scores; None for other calls.
+
+    ``name`` is that of the operator, and ``inputs`` are all tensors among its arguments.
+    """
+    is_forward = name.startswith(_FUSED_ATTENTION) and not name.endswith(_BACKWARD)
+    if not is_forward or len(inputs) != _WITH_MASK:
+        return None
+    return inputs[-1]
+
+
+def causal_length(mask: Tensor) -> int:
+    """Return the number of positions if ``mask`` is causal, and the same for all samples and heads; else 0."""
+    if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.numel() == 0:
+        return 0
+    while mask.dim() > 2:
+        # ``expand`` makes a dimension without a stride
+        is_shared = mask.shape[0] == 1 or mask.stride(0) == 0
+        if not is_shared:
+            return 0
+        mask = mask[0]
+    # Two corners tell most other masks without a search.
+    if mask[0, -1] > _HIDDEN or mask[-1, 0] != 0:
+        return 0
+    is_later = torch.ones_like(mask, dtype=torch.bool).triu(1)
+    hides_later = (mask <= _HIDDEN) == is_later
+    keeps_earlier = (mask == 0) | is_later
+    return len(mask) if bool((hides_later & keeps_earlier).all()) else 0
