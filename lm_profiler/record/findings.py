@@ -210,6 +210,7 @@ NeedlessReason = Literal[
     "repeated",  # the step has computed the same before
     "causal",  # attention reads a causal mask
     "constant",  # each step computes the same
+    "summed",  # one layer could replace several, whose results are added
     "zeros",  # products in which nearly all elements of a factor are zero
     "ignored",  # computed for positions whose gradient is zero
     "broadcast",  # small tensors are broadcast to a large one

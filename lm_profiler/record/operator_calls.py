@@ -65,6 +65,16 @@ class CausalMask(NamedTuple):
     length: int  # the number of positions
 
 
+class LinearMap(NamedTuple):
+    """A convolution, or a product with a weight. With the same input and settings, the sum of two is one, too."""
+
+    inputs: int  # identifies the values of its input
+    result_shape: tuple[int, ...]
+    settings: tuple[int, ...]  # of a convolution: its strides and groups
+    kernel: tuple[int, ...]  # sizes of the kernel of a convolution
+    padding: tuple[int, ...]
+
+
 class LayerCall(NamedTuple):
     """A call of a recurrent layer, such as ``nn.GRU``, with sequences of one element."""
 
@@ -116,6 +126,7 @@ class OperatorCall:
     has_sequence_kernel: bool = False
     # the call of a recurrent layer that called it; None for bidirectional layers
     layer_call: LayerCall | None = None
+    linear_map: LinearMap | None = None  # the layer, if it is a convolution or product
     product: Product | None = None  # its factors, if it is a matrix product
     # if it copies rows by ``x[index]`` on the CPU, with one tensor of integers: the number of elements of a row
     indexed_row_elements: int = 0

@@ -40,6 +40,7 @@ from lm_profiler.analysis.dataflow.side_work import side_work
 from lm_profiler.analysis.dataflow.slices import gradients_of_slices
 from lm_profiler.analysis.dataflow.small_parameters import calls_on_small_parameters
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
+from lm_profiler.analysis.dataflow.summed_layers import calls_of_summed_layers
 from lm_profiler.analysis.dataflow.transposed_logits import (
     calls_on_transposed_logits,
 )
@@ -142,6 +143,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
     repeated = repeated_calls(step, dead)
     yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)
+    yield "summed", calls_of_summed_layers(step), None
     yield "zeros", products_with_zeros(step), None
     ignored = calls_at_ignored_positions(step)
     yield "ignored", ignored, step.place_of(_products_among(step, ignored))

@@ -960,6 +960,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "summed",
+        _on_operators(
+            "Add the weights and biases in {code} instead of the results, and apply one layer: several get the same "
+            "input, and their results are only added or averaged. Pad smaller kernels with zeros; averages divide the "
+            "sum. The result is the same."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "zeros",
         _on_operators(
             "Do not multiply by zeros in {code}: {share} of the elements of a factor are zero. Replace a diagonal "

@@ -35,9 +35,12 @@ _DOUBLE_TOLERANCE = 1.5
 # The same for many small parameters: zero_grad and autograd handle each of them, too, without an operator. One instead
 # of 800 parameters saved 49 % of a step, of which their operators took 24 %.
 _SMALL_PARAMETERS_TOLERANCE = 2.2
+# The same for layers whose results are added: adding their weights takes some of the saving.
+_SUMMED_TOLERANCE = 1.1
 _TOLERANCES: dict[NeedlessReason, float] = {
     "some_double": _DOUBLE_TOLERANCE,
     "double": _DOUBLE_TOLERANCE,
+    "summed": _SUMMED_TOLERANCE,
     "small_parameters": _SMALL_PARAMETERS_TOLERANCE,
 }
 

@@ -35,6 +35,7 @@ from lm_profiler.measure.counts.call_tensors import (
     stored_elements,
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
+from lm_profiler.measure.counts.linear_maps import linear_map_of_call
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
@@ -340,6 +341,9 @@ class StepOperators:
                 is_of_cell=cell is not None,
                 has_sequence_kernel=has_sequence_kernel,
                 layer_call=layer_call,
+                linear_map=linear_map_of_call(
+                    name, args, result, self._values.number_of
+                ),
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),

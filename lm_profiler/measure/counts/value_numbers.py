@@ -47,6 +47,11 @@ class ValueNumbers:
         """Note that ``storage`` begins each step with the same content."""
         self._constants.add(self._contents[storage])
 
+    def number_of(self, tensor: Tensor) -> int:
+        """Return a number that identifies the present values of ``tensor``."""
+        content = self._contents[self._storages.number_of(tensor)]
+        return self._number_by_key[_key_of_tensor(tensor, content)]
+
     def forget(self, storages: Iterable[int]) -> None:
         """Note that code that is not recorded may have changed the content of ``storages``."""
         for storage in storages:

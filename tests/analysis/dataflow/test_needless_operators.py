@@ -58,6 +58,7 @@ class Step:
         self.history: list[float] = []
         self.keeps_gradients = False
         self.mask: Tensor | None = None  # of attention
+        self.convolutions: nn.ModuleList | None = None
         self.frozen = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(20)])
 
     def needless(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> list[NeedlessOperators]:
@@ -343,6 +344,87 @@ def attention_by_hand(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, weights @ hidden, labels)
 
 
+def convolutions_of(step: Step, *kernels: tuple[int, ...], dilation: int = 1) -> list[nn.Module]:
+    """Convolutions with 8 channels whose results have the shape of their input; the same in each step."""
+    if step.convolutions is None:
+        convolution = {1: nn.Conv1d, 2: nn.Conv2d}[len(kernels[0])]
+        paddings = [tuple(dilation * (length // 2) for length in kernel) for kernel in kernels]
+        step.convolutions = nn.ModuleList(
+            convolution(8, 8, kernel, padding=padding, dilation=dilation)
+            for kernel, padding in zip(kernels, paddings, strict=True)
+        )
+        step.generator.add_param_group({"params": [*step.convolutions.parameters()]})
+    return list(step.convolutions)
+
+
+def branches_added_to_their_input(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    states = hidden.view(1, 8, -1)
+    for _ in range(4):
+        inputs = states.relu()
+        for layer in convolutions_of(step, (1,), (3,), (5,)):
+            states = states + layer(inputs)  # here
+    return plain(step, states.view(TOKENS, WIDTH), labels)
+
+
+def heads_that_are_averaged(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first, _, _, last = step.net.block
+    for _ in range(4):
+        inputs = hidden.relu()
+        hidden = torch.stack([layer(inputs) for layer in (first, last)]).mean(0)  # here
+    return plain(step, hidden, labels)
+
+
+def crossed_kernels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """One kernel of 5 × 5 is larger than a row and a column of 5."""
+    states = hidden.view(1, 8, 16, -1)
+    row, column = convolutions_of(step, (1, 5), (5, 1))
+    states = row(states) + column(states)
+    return plain(step, states.view(TOKENS, WIDTH), labels)
+
+
+def dilated_branches(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    states = hidden.view(1, 8, -1)
+    near, far = convolutions_of(step, (3,), (5,), dilation=4)
+    states = near(states) + far(states)
+    return plain(step, states.view(TOKENS, WIDTH), labels)
+
+
+def normalized_branches(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """As in RepVGG: in training, each branch is normalized by its own statistics."""
+    states = hidden.view(1, 8, -1)
+    branches = [functional.batch_norm(layer(states), None, None, training=True)
+                for layer in convolutions_of(step, (1,), (3,))]  # fmt: skip
+    states = branches[0] + branches[1]
+    return plain(step, states.view(TOKENS, WIDTH), labels)
+
+
+def gated_branches(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first, _, _, last = step.net.block
+    return plain(step, first(hidden) * last(hidden).sigmoid(), labels)
+
+
+def heads_with_own_losses(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first, _, _, last = step.net.block
+    outputs = [first(hidden), last(hidden)]
+    losses = [plain(step, output, labels) for output in outputs]
+    return losses[0] + losses[1] + plain(step, outputs[0] + outputs[1], labels)
+
+
+def layers_of_halves(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Their inputs have one storage."""
+    states = hidden.view(2, 8, -1)
+    near, far = convolutions_of(step, (3,), (5,))
+    states = near(states[:1]) + far(states[1:])
+    return plain(step, states.view(TOKENS // 2, WIDTH), labels[: TOKENS // 2])
+
+
+def scores_of_all_pairs(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Additive attention: the results are added for each pair of positions."""
+    first, _, _, last = step.net.block
+    pairs = first(hidden)[:, None] + last(hidden)[None]
+    return plain(step, pairs.tanh().amax(1), labels)
+
+
 def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     rows = [step.net.head(row[None]) for row in hidden]  # here
     return functional.cross_entropy(torch.cat(rows), labels)
@@ -543,6 +625,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (attention_by_hand, "scores", "backward"),
         (boolean_mask_of_a_layer, "causal", "backward"),
         (mask_that_is_kept, "causal", "backward"),
+        (branches_added_to_their_input, "summed", "backward"),
+        (heads_that_are_averaged, "summed", "backward"),
         (loop_over_samples, "looped", "backward"),
         (head_in_a_decoder, "looped", "backward"),
         (head_behind_a_layer_used_as_a_cell, "looped", "backward"),
@@ -1034,6 +1118,13 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (decoder, "looped"),
         (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
+        (crossed_kernels, "summed"),
+        (dilated_branches, "summed"),
+        (normalized_branches, "summed"),
+        (gated_branches, "summed"),
+        (heads_with_own_losses, "summed"),
+        (layers_of_halves, "summed"),
+        (scores_of_all_pairs, "summed"),
         (buffer_that_decays, "constant"),
         (short_causal_mask, "causal"),
         (mask_of_a_window, "causal"),

@@ -1,0 +1,38 @@
+"""Finds layers without an activation: convolutions and matrix products, with what decides whether two can be merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lm_profiler.record.operator_calls import LinearMap
+
+_CONVOLUTION = "aten::convolution"
+# matrix products of an input and a weight, with the position of the input among the arguments
+_INPUT_OF_PRODUCT = {"aten::mm": 0, "aten::addmm": 1}
+
+
+def linear_map_of_call(
+    name: str, args: Any, result: Any, number_of: Callable[[Tensor], int]
+) -> LinearMap | None:
+    """Return the layer that the operator ``name`` computes; None for others, and for those that nothing merges.
+
+    ``number_of`` returns a number that identifies the values of a tensor.
+    """
+    if name in _INPUT_OF_PRODUCT:
+        inputs = args[_INPUT_OF_PRODUCT[name]]
+        return LinearMap(number_of(inputs), tuple(result.shape), (), (), ())
+    if name != _CONVOLUTION:
+        return None
+    inputs, weight, _, stride, padding, dilation, is_transposed, _, groups = args
+    if is_transposed or any(step != 1 for step in dilation):
+        return None
+    return LinearMap(
+        inputs=number_of(inputs),
+        result_shape=tuple(result.shape),
+        settings=(*stride, groups),
+        kernel=tuple(weight.shape[2:]),
+        padding=tuple(padding),
+    )
