@@ -519,11 +519,14 @@ class OwnedTime(Part):
 
 
 PRINTING = "printing of tensors"  # the kind of code that makes the text of a tensor
+# the kind of code that sends data to other processes or threads, or waits for theirs
+EXCHANGE = "exchange with other processes"
 
 
 # How the forward pass of a module is called outside of all phases: without a call of the module, which would be marked,
-# although an optimizer trains it; or without gradients, of a module that no optimizer trains.
-ForwardKind = Literal["unmarked", "untrained"]
+# although an optimizer trains it; without gradients, of a module that no optimizer trains; or without gradients, of a
+# module that is trained, as in reinforcement learning.
+ForwardKind = Literal["unmarked", "untrained", "acting"]
 
 
 class PythonTime(Part):
@@ -536,7 +539,8 @@ class PythonTime(Part):
     what: str = figure(
         "what",
         "text",
-        "kind of code: python, torch, library, printing of tensors, a package, or a C function",
+        "kind of code: python, torch, library, printing of tensors, exchange with other processes, a package, or a C "
+        "function",
     )
     seconds: float = figure(
         "time",
@@ -549,8 +553,8 @@ class PythonTime(Part):
 
     @property
     def is_c_function(self) -> bool:
-        """Whether ``what`` is the name of a C function, such as ``time.sleep``, which may wait without the CPU."""
-        return "." in self.what
+        """Whether ``what`` is a C function, such as ``time.sleep``, or an exchange, which may wait without the CPU."""
+        return "." in self.what or self.what == EXCHANGE
 
 
 class OuterCall(Part):
@@ -570,6 +574,26 @@ class OuterCall(Part):
     )
     # None for other functions, and if unknown
     forward: Annotated[ForwardKind | None, Newer] = None
+    # Of a loop of the program's own, the line that makes the call. ``outer_function`` is empty for the time that this
+    # line spends in code of libraries, and ``line`` is then ``loop_line``. None if it is unknown.
+    loop_file: str | None = figure(
+        "file of the loop",
+        "text",
+        "file of the program's own loop that makes the call",
+        default=None,
+    )
+    loop_line: int | None = figure(
+        "line of the loop",
+        "count",
+        "number of the line of the program's own loop that makes the call",
+        default=None,
+    )
+    exchange_s: float = figure(
+        "exchange",
+        "ms",
+        "part of the time in which it exchanges data with other processes",
+        default=0.0,
+    )
 
 
 class CodePart(Part):

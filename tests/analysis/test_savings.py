@@ -567,6 +567,71 @@ def test_anomaly_detection_saves_what_its_own_code_takes() -> None:
     assert 0.030 <= found.high_s <= 0.036  # the gain of a real program with these times was 30 ms
 
 
+def loop_call(line: int, ms: float, function: str = "", exchange_ms: float = 0.0, forward: Any = None) -> OuterCall:
+    """A call that a line of the program's own loop makes."""
+    place = ("agent.py", 12) if function else ("train.py", line)
+    return OuterCall(
+        outer_function=function,
+        file=place[0],
+        line=place[1],
+        seconds=ms * 1e-3,
+        exchange_s=exchange_ms * 1e-3,
+        forward=forward,
+        loop_file="train.py",
+        loop_line=line,
+    )
+
+
+@pytest.mark.parametrize(
+    "calls, text, saves_ms",
+    [
+        # the environments in other processes, beside the model that chooses the actions
+        (
+            [loop_call(7, 17.0, exchange_ms=16.0), loop_call(5, 4.0, "Agent.act", forward="acting")],
+            (
+                "Wait less for other processes after optimizer.step(), where line 5 runs the model without gradients "
+                "(acting, generation or evaluation): train.py:7 takes most of that time to send them data "
+            ),
+            17.0,
+        ),
+        # a line calls two functions, and torch or NumPy
+        (
+            [loop_call(7, 12.0, "save"), loop_call(7, 2.0, "log"), loop_call(7, 4.0), loop_call(9, 5.0)],
+            (
+                "Do less work after optimizer.step(), or do it less often: train.py:7 takes most of that time, "
+                "mostly in save (agent.py:12)."
+            ),
+            18.0,
+        ),
+        # of many lines, one with 8 of 30 ms
+        (
+            [*[loop_call(line, 2.0) for line in range(20, 30)], loop_call(9, 8.0)],
+            "Do less work after optimizer.step(), or do it less often: train.py:9 takes 27% of that time.",
+            8.0,
+        ),
+        # many lines alike
+        (
+            [loop_call(line, 3.0) for line in range(20, 30)],
+            "Do less work after optimizer.step(), or do it less often.",
+            30.0,
+        ),
+        # a function that several lines call
+        (
+            [loop_call(line, 6.0, "count") for line in range(20, 24)],
+            "Do less work after optimizer.step(), or do it less often: most of the time is spent in count ",
+            24.0,
+        ),
+    ],
+)
+def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall], text: str, saves_ms: float) -> None:
+    gap = OwnedTime(owner="", action="after optimizer.step()", seconds=0.030, calls=1.0, in_steps=3)
+    gaps = OtherByOwner(steps=3, seconds=0.03, actions=[gap])
+    record = record_with({"other": 30.0}, other_by_owner=gaps, outer_calls=calls, loop="own")
+    found = found_in(record, "owner")
+    assert remedy_of(found, record).startswith(text)
+    assert found.saves_s == pytest.approx(saves_ms * 1e-3)
+
+
 def test_the_innermost_generator_with_half_of_the_time_is_named_if_there_is_no_loader() -> None:
     """No line takes half of the 40 ms; of the generators, ``with_features`` is the innermost that does."""
     calls = [

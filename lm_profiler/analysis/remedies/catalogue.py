@@ -37,6 +37,7 @@ from lm_profiler.record.run_record import (
     AFTER,
     BEFORE,
     BETWEEN,
+    EXCHANGE,
     PRINTING,
     RANK_PARTS,
     Finding,
@@ -629,6 +630,8 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
     owner = finding.owner or ""
     is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
     action = owner if is_gap else f"in {owner}"
+    if "loop_line" in finding.facts:
+        return _loop_line_text(finding, action)
     function = finding.what
     if function and not owner.endswith(function):
         place = f"{function} {_line_of(finding)}".strip()
@@ -638,6 +641,25 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
         return f"Do less work {action}, or do it less often: {reason} {place}."
     action = f"{action} {_line_of(finding)}".strip()
     return f"Do less work {action}, or do it less often."
+
+
+def _loop_line_text(finding: Finding, action: str) -> str:
+    """Return the advice about ``action`` with the line of the program's own loop that takes most of its time."""
+    place = _line_of(finding).strip("()")
+    acting = ""
+    if "acting_line" in finding.facts:
+        line = int(finding.facts["acting_line"])
+        acting = f", where line {line} runs the model without gradients (acting, generation or evaluation)"
+    share = finding.facts["loop_line"]
+    part = "most of that time" if share >= 0.5 else f"{share:.0%} of that time"
+    if finding.facts.get("exchanges"):
+        return (
+            f"Wait less for other processes {action}{acting}: {place} takes {part} to send them data and to wait for "
+            "theirs (environments, pipes, sockets, queues). If they do little work per call, do it in this process, or "
+            "give them more work per call."
+        )
+    function = f", mostly in {finding.what}" if finding.what else ""
+    return f"Do less work {action}{acting}, or do it less often: {place} takes {part}{function}."
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:
@@ -667,7 +689,10 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
 def _sleep_text(finding: Finding, settings: Settings) -> str:
     if not finding.owner:
         return f"Find out what {finding.phase} waits for without computing: sleep, I/O or a lock."
-    return f"Remove the wait from {finding.phase}: {_place_text(finding)} waits in {finding.what} without computing."
+    wait = f"waits in {finding.what} without computing"
+    if finding.what == EXCHANGE:
+        wait = "waits for other processes"
+    return f"Remove the wait from {finding.phase}: {_place_text(finding)} {wait}."
 
 
 def _python_text(finding: Finding, settings: Settings) -> str:
@@ -678,6 +703,8 @@ def _python_text(finding: Finding, settings: Settings) -> str:
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     if finding.what == PRINTING:
         return f"Do not convert tensors to text in {finding.phase}: {place} does so, even if the text is never read."
+    if finding.what == EXCHANGE:
+        return f"Exchange less data with other processes in {finding.phase}: {place} does so."
     if finding.what != "python":
         return f"Move the {finding.what} code of {place} out of {finding.phase}."
     if finding.phase == "optimizer":

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lm_profiler.analysis.savings.step_costs import RARE_SHARE, StepCosts
+from lm_profiler.analysis.savings.step_costs import RARE_SHARE, LoopLine, StepCosts
 from lm_profiler.record.run_record import (
     CHECKPOINT,
     EPOCH,
@@ -23,6 +23,10 @@ from lm_profiler.record.run_record import (
     OwnedTime,
 )
 
+# the least share of a gap that its costliest line must have to be named
+_LEAST_LINE_SHARE = 0.2
+# the least share of a gap in which the model must run without gradients to be mentioned
+_ACTING_SHARE = 0.1
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 
 
@@ -112,9 +116,14 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
             fields = _main_function(costs, seconds)
-            if fields:
+            loop_line = _main_loop_line(costs, seconds, fields)
+            if loop_line is not None:
+                fields = _fields_of_loop_line(costs, loop_line, seconds)
+                saves_s = min(loop_line.seconds, seconds)
+            elif fields:
                 saves_s = _time_of_named_function_s(costs, fields["owner"], seconds)
                 fields["what"] = fields["owner"]
+            if fields:
                 # the function's time is known as that of other Python code, and it is a part of the owner's
                 fields["high_s"] = min(
                     saves_s * (1.0 + costs.tolerance_of("python")),
@@ -165,6 +174,43 @@ def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
     if fields:
         fields["facts"] = {"costliest_line": 1.0}
     return fields
+
+
+def _main_loop_line(
+    costs: StepCosts, seconds: float, function: dict[str, Any]
+) -> LoopLine | None:
+    """Return the line of the program's own loop to which most of ``seconds`` outside the phases are due.
+
+    ``function`` are the fields that name a function of the program instead, if there is one. That is better than a line
+    with less than half of the time, and for the forward pass of a module that is not trained.
+    """
+    lines = costs.loop_lines()
+    facts = function.get("facts", {})
+    if not lines or "untrained" in facts:
+        return None
+    names_main_function = bool(function) and "costliest_line" not in facts
+    least_share = _LEAST_LINE_SHARE
+    if names_main_function:
+        least_share = 0.5
+    return lines[0] if lines[0].seconds >= least_share * seconds else None
+
+
+def _fields_of_loop_line(
+    costs: StepCosts, line: LoopLine, seconds: float
+) -> dict[str, Any]:
+    """Return the fields of a finding about ``line``, and of a line that runs the model without gradients."""
+    facts = {"loop_line": line.seconds / seconds, "exchanges": float(line.exchanges)}
+    acting_lines = [
+        other for other in costs.loop_lines() if other.acts and other.file == line.file
+    ]
+    if sum(acting.seconds for acting in acting_lines) >= _ACTING_SHARE * seconds:
+        facts["acting_line"] = float(acting_lines[0].line)
+    return {
+        "file": line.file,
+        "line": line.line,
+        "what": line.main_function,
+        "facts": facts,
+    }
 
 
 def _time_of_named_function_s(costs: StepCosts, function: str, seconds: float) -> float:

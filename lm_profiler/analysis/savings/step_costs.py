@@ -14,12 +14,14 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal
 
 from lm_profiler.record.run_record import (
     Finding,
     FindingName,
     ForwardKind,
+    OuterCall,
     OutsideSteps,
     OwnedTime,
     PythonTime,
@@ -335,10 +337,12 @@ class StepCosts:
 
     def outer_call_s(self, function: str) -> float | None:
         """Return the seconds per step of ``function`` and what it calls; None if the loop does not call it."""
-        for call in self.record.outer_calls:
-            if call.outer_function == function:
-                return call.seconds * self.slowdown_in("other")
-        return None
+        calls = [
+            call for call in self.record.outer_calls if call.outer_function == function
+        ]
+        if not calls:
+            return None
+        return sum(call.seconds for call in calls) * self.slowdown_in("other")
 
     def main_line_of_workers(self, wait_s: float) -> dict[str, Any]:
         """Return the fields of a finding that name the costliest function of the loader's workers.
@@ -404,17 +408,42 @@ class StepCosts:
 
         Empty if it takes less than half of the time of all functions called there.
         """
-        calls = self.record.outer_calls
-        longest = max(calls, key=lambda call: call.seconds, default=None)
-        total_s = sum(call.seconds for call in calls)
-        if longest is None or longest.seconds < 0.5 * total_s:
+        seconds_by_function: defaultdict[tuple[str, str], float] = defaultdict(float)
+        calls = [call for call in self.record.outer_calls if call.outer_function]
+        for call in calls:
+            seconds_by_function[call.file, call.outer_function] += call.seconds
+        if not seconds_by_function:
             return {}
+        function = max(seconds_by_function, key=seconds_by_function.__getitem__)
+        if seconds_by_function[function] < 0.5 * sum(seconds_by_function.values()):
+            return {}
+        longest = next(
+            call for call in calls if (call.file, call.outer_function) == function
+        )
         return {
             "owner": longest.outer_function,
             "file": longest.file,
             "line": longest.line,
             "facts": _facts_of_forward(longest.forward),
         }
+
+    def loop_lines(self) -> list[LoopLine]:
+        """Return the lines of the program's own loop with all that they call outside of all phases, longest first."""
+        by_line: defaultdict[tuple[str, int], list[OuterCall]] = defaultdict(list)
+        for call in self.record.outer_calls:
+            if call.loop_file is not None and call.loop_line is not None:
+                by_line[call.loop_file, call.loop_line].append(call)
+        slowdown = self.slowdown_in("other")
+        lines = [
+            LoopLine(
+                file=file,
+                line=number,
+                seconds=sum(call.seconds for call in calls) * slowdown,
+                calls=calls,
+            )
+            for (file, number), calls in by_line.items()
+        ]
+        return sorted(lines, key=lambda line: line.seconds, reverse=True)
 
     def main_untrained_call(self) -> dict[str, Any]:
         """Return the fields of ``main_outer_call`` if that is a call of a module that no optimizer trains; or empty."""
@@ -443,6 +472,38 @@ class StepCosts:
             share = saves_s / self.whole_s
         return Finding.model_validate(
             {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
+        )
+
+
+@dataclass(frozen=True)
+class LoopLine:
+    """A line of the program's own loop, and the calls that it makes outside of all phases."""
+
+    file: str
+    line: int
+    seconds: float  # per step, with all that it calls
+    calls: Sequence[OuterCall]
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether most of its time goes into sending data to other processes and waiting for theirs."""
+        seconds = sum(call.seconds for call in self.calls)
+        return sum(call.exchange_s for call in self.calls) > 0.5 * seconds
+
+    @property
+    def acts(self) -> bool:
+        """Whether it runs a trained model without gradients."""
+        return any(call.forward == "acting" for call in self.calls)
+
+    @property
+    def main_function(self) -> str | None:
+        """The function of the program below it that takes most of its time, with its line; None if none takes half."""
+        longest = max(self.calls, key=lambda call: call.seconds)
+        seconds = sum(call.seconds for call in self.calls)
+        if not longest.outer_function or longest.seconds < 0.5 * seconds:
+            return None
+        return (
+            f"{longest.outer_function} ({PurePath(longest.file).name}:{longest.line})"
         )
 
 

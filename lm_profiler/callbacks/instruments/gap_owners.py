@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import nn
@@ -77,8 +78,24 @@ class GapsWatch(OwnersInstrument):
         self.observe(self.timeline, owners.observe)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        """Return whether ``module`` is one of the trained modules, or inside of one."""
+        """Return whether ``module`` is one of the trained modules, or inside of one, or has most weights from them."""
         parts: list[nn.Module] = []
         for trained in self.modules():
             parts += trained.modules()
-        return any(part is module for part in parts)
+        if any(part is module for part in parts):
+            return True
+        # Reinforcement learning often acts with another module, whose weights share the memory of the trained ones.
+        addresses = _addresses_of_weights([module])
+        shared_addresses = addresses & _addresses_of_weights(self.modules())
+        return len(shared_addresses) > 0.5 * len(addresses)
+
+
+def _addresses_of_weights(modules: Sequence[nn.Module]) -> set[int]:
+    """Return where the weights of ``modules`` are in memory, without those that have no memory of their own."""
+    addresses: set[int] = set()
+    for module in modules:
+        for parameter in module.parameters():
+            with suppress(RuntimeError, ValueError):  # raised by tensors without memory
+                addresses.add(parameter.data_ptr())
+    addresses.discard(0)
+    return addresses

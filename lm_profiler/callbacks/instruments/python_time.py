@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import stat
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
@@ -29,6 +32,7 @@ from lm_profiler.measure.user_code import (
 )
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
+    EXCHANGE,
     PRINTING,
     ForwardKind,
     OuterCall,
@@ -58,6 +62,22 @@ _BUILTIN = "builtin"  # runs a C function of ``builtins``, such as ``sorted``; c
 _INNER_OPERATORS = "torch in a library"  # runs operators that torch's Python code calls
 # the code that makes the text of a tensor, by calling operators that no model needs
 _PRINTING_FILE = "/torch/_tensor_str.py"
+
+# packages that exchange data with other processes or threads, and wait for them
+_EXCHANGING_PACKAGES = (
+    "concurrent", "multiprocess", "multiprocessing", "queue", "ray", "selectors", "socket", "subprocess", "zmq",
+)  # fmt: skip
+# the same for C functions, by the beginning of their names
+_EXCHANGING_FUNCTIONS = (
+    "_multiprocessing.",
+    "_socket.",
+    "posix.wait",
+    "select.",
+    "socket.",
+)
+_PIPES_OF_PROGRAM = range(
+    3
+)  # the descriptors of its input and output, which are no exchange even if they are pipes
 
 # Linux alone has the usage of a thread.
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
@@ -107,6 +127,8 @@ class _Place(NamedTuple):
     line: Line
     activity: str
     outer_function: Line | None  # of the outer call that ran, if one did
+    # the line of the program's own loop that ran or called what ran, outside of all phases; None if it is unknown
+    loop_line: Line | None = None
 
 
 class _ForwardCall(NamedTuple):
@@ -175,6 +197,10 @@ class PythonTimes:
     _all_data_ns: float = 0.0  # the time of all lines of data together
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
+    # the line of that function that makes the call which runs; None if the function is in an installed package
+    _loop_line: Line | None = None
+    # by line of the loop: the first forward pass outside of all phases that it calls
+    _forwards_of_loop: dict[Line, _ForwardCall] = field(default_factory=dict)
     _events_left: int = MOST_EVENTS
     # the phase in which ``MOST_EVENTS`` ended the following; None if that limit was not reached
     _cut_phase: int | None = None
@@ -203,6 +229,7 @@ class PythonTimes:
             sys.setprofile(None)
         del self._stack[1:]
         self._loop_frame = None
+        self._loop_line = None
 
     def _handle_event(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle a call or return that Python reports: add the time since the last event to the line that ran.
@@ -259,7 +286,8 @@ class PythonTimes:
     def _waited_only_for_cpu(self, activity: str) -> bool:
         """Return whether ``activity``, which has just run, is a C function that was off the CPU without waiting.
 
-        Another program then had the CPU: one such call would look like a costly function.
+        Another program then had the CPU: one such call would look like a costly function. During an exchange it may
+        be a process that got data from this one, which is part of the exchange.
         """
         if not self._knows_waits or not _is_named_c_function(activity):
             return False
@@ -272,7 +300,11 @@ class PythonTimes:
         outer_function = None
         if outer is not None and outer.phase == phase:
             outer_function = outer.function
-        return _Place(phase, _line_of(owner), activity, outer_function)
+        line = _line_of(owner)
+        loop_line = None
+        if phase == OTHER and self._loop_line is not None:
+            loop_line = line if owner is self._loop_frame else self._loop_line
+        return _Place(phase, line, activity, outer_function, loop_line)
 
     def _end_outer_call(self) -> None:
         """Forget the outer call if it has returned, or if another phase has begun within it."""
@@ -308,10 +340,15 @@ class PythonTimes:
         is_called_by_printing = package and caller.activity == PRINTING
         if file.endswith(_PRINTING_FILE) or is_called_by_printing:
             return _FollowedCall(caller.owner, PRINTING)
+        if self.phase() == OTHER and frame.f_code.co_name == "forward":
+            self._note_forward_of_loop(frame)
         # Our hooks also call functions of the program and its libraries, which are not ours.
         is_called_by_us = caller.activity == OURS and package not in (TORCH, LIGHTNING)
         if package and is_called_by_us:
             return caller
+        is_called_by_exchange = package and caller.activity == EXCHANGE
+        if package in _EXCHANGING_PACKAGES or is_called_by_exchange:
+            return _FollowedCall(caller.owner, EXCHANGE)
         if not package and self.phase() == DATA and self._is_called_by_program(caller):
             # a tokenizer of a package of models, for example: only the program's line can be changed
             package = installed_package(file)
@@ -354,18 +391,20 @@ class PythonTimes:
     def _note_forward(self, frame: FrameType) -> None:
         """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""
         file, _, function = _line_of(frame)
-        arguments = frame.f_code.co_varnames
-        module = frame.f_locals.get(arguments[0]) if arguments else None
-        caller = frame.f_back
-        is_known = (file, function) in self._forward_calls
-        if is_known or caller is None or not isinstance(module, nn.Module):
+        if (file, function) in self._forward_calls:
             return
-        self._forward_calls[file, function] = _ForwardCall(
-            module_ref=ref(module),
-            is_direct=not package_of(caller.f_code.co_filename),
-            has_gradients=torch.is_grad_enabled(),
-            weight_versions=_weight_versions(module),
-        )
+        call = _forward_call(frame)
+        if call is not None:
+            self._forward_calls[file, function] = call
+
+    def _note_forward_of_loop(self, frame: FrameType) -> None:
+        """Note the forward pass that ``frame`` runs, if it is the first one that the present line of the loop calls."""
+        line = self._loop_line
+        if line is None or line in self._forwards_of_loop:
+            return
+        call = _forward_call(frame)
+        if call is not None:
+            self._forwards_of_loop[line] = call
 
     def _forward_kind(self, file: str, function: str) -> ForwardKind | None:
         """Return what is special about the forward pass ``function``, if it was called outside of all phases.
@@ -385,6 +424,16 @@ class PythonTimes:
         if call.has_gradients or not is_constant:
             return None
         return "untrained"
+
+    def _is_acting(self, loop_line: Line | None) -> bool:
+        """Return whether this line of the loop runs a trained module without gradients, outside of all phases."""
+        if loop_line is None or loop_line not in self._forwards_of_loop:
+            return False
+        call = self._forwards_of_loop[loop_line]
+        module = call.module_ref()
+        if call.has_gradients or module is None or self.is_trained is None:
+            return False
+        return self.is_trained(module)
 
     def _is_followed(self, owner: FrameType) -> bool:
         """Return whether the line that ``owner`` runs is followed now; those of the loop are outside of all phases."""
@@ -407,6 +456,9 @@ class PythonTimes:
         if package_of(frame.f_code.co_filename):
             return caller
         self._loop_frame = frame
+        # The loop of an installed package, such as transformers' Trainer, is not the user's to change.
+        is_installed = installed_package(frame.f_code.co_filename)
+        self._loop_line = None if is_installed else _line_of(frame)
         return _FollowedCall(frame, _PYTHON)
 
     def _call_of_c(self, function: Any, frame: FrameType) -> _FollowedCall:
@@ -417,9 +469,11 @@ class PythonTimes:
         calls, and all other functions, are activities of their own.
         """
         caller = self._caller_of(frame)
-        if caller.owner is None or caller.activity == OURS:
+        if caller.owner is None or caller.activity in (OURS, EXCHANGE):
             return caller
         name = _name_of(function)
+        if name.startswith(_EXCHANGING_FUNCTIONS) or _is_of_pipe(name, function):
+            return _FollowedCall(caller.owner, EXCHANGE)
         is_builtin = not name
         is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
         if is_called_by_program:
@@ -450,7 +504,7 @@ class PythonTimes:
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
         corrections = self._corrections_by_phase(undisturbed_s or {})
         for place, followed in self._followed.items():
-            phase, line, activity, _ = place
+            phase, line, activity, *_ = place
             is_outside = phase >= len(PARTS)
             is_of_model = activity == _INNER_OPERATORS and phase != OTHER
             if is_outside or is_of_model or activity == OURS:
@@ -495,24 +549,57 @@ class PythonTimes:
         """
         corrections = self._corrections_by_phase(undisturbed_s or {})
         correction = corrections.get(OTHER, _NO_CORRECTION)
-        seconds: defaultdict[Line, float] = defaultdict(float)
+        # both by function, and by the line of the loop that calls it
+        seconds: defaultdict[tuple[Line | None, Line | None], float] = defaultdict(
+            float
+        )
+        exchange_s: defaultdict[tuple[Line | None, Line | None], float] = defaultdict(
+            float
+        )
         for place, followed in self._followed.items():
-            if place.phase == OTHER and place.outer_function is not None:
-                own_s = self._own_s(followed, place.activity, correction)
-                seconds[place.outer_function] += max(own_s, 0.0)
+            if place.phase != OTHER or place.activity == OURS:
+                continue
+            caller_and_line = (place.outer_function, place.loop_line)
+            own_s = max(self._own_s(followed, place.activity, correction), 0.0)
+            seconds[caller_and_line] += own_s
+            if place.activity == EXCHANGE:
+                exchange_s[caller_and_line] += own_s
         calls = []
-        for (file, number, function), total_s in seconds.items():
-            calls.append(
-                OuterCall(
-                    outer_function=function,
-                    file=file,
-                    line=number,
-                    seconds=total_s,
-                    forward=self._forward_kind(file, function),
+        for (function, loop_line), total_s in seconds.items():
+            if function is not None or loop_line is not None:
+                calls.append(
+                    self._outer_call_row(
+                        function, loop_line, total_s, exchange_s[function, loop_line]
+                    )
                 )
-            )
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
+
+    def _outer_call_row(
+        self,
+        function: Line | None,
+        loop_line: Line | None,
+        seconds: float,
+        exchange_s: float,
+    ) -> OuterCall:
+        """Return a row of ``outer_calls``; without a ``function``, it is of what the line of the loop calls itself."""
+        # at least one of them is known
+        file, number, name = function or loop_line or ("", 0, "")
+        forward: ForwardKind | None = None
+        if function is not None:
+            forward = self._forward_kind(file, name)
+        if forward is None and self._is_acting(loop_line):
+            forward = "acting"
+        return OuterCall(
+            outer_function="" if function is None else name,
+            file=file,
+            line=number,
+            seconds=seconds,
+            forward=forward,
+            loop_file=None if loop_line is None else loop_line[0],
+            loop_line=None if loop_line is None else loop_line[1],
+            exchange_s=exchange_s,
+        )
 
     def data_calls(
         self, undisturbed_s: Mapping[str, float] | None = None
@@ -625,7 +712,7 @@ class FollowingCost:
 
     def own_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return the time of a line without the cost of following."""
-        if _is_named_c_function(activity):
+        if _is_named_c_function(activity) or activity == EXCHANGE:
             # It may wait, so the clock counts.
             return followed.clock_ns - self.event_ns * followed.intervals
         return self.own_ran_ns(followed, activity)
@@ -772,6 +859,33 @@ def _line_of(frame: FrameType) -> Line:
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
     return code.co_filename, line, qualified_name(code)
+
+
+def _forward_call(frame: FrameType) -> _ForwardCall | None:
+    """Return how the forward pass that ``frame`` runs is called; None if it is not that of a module."""
+    arguments = frame.f_code.co_varnames
+    module = frame.f_locals.get(arguments[0]) if arguments else None
+    caller = frame.f_back
+    if caller is None or not isinstance(module, nn.Module):
+        return None
+    return _ForwardCall(
+        module_ref=ref(module),
+        is_direct=not package_of(caller.f_code.co_filename),
+        has_gradients=torch.is_grad_enabled(),
+        weight_versions=_weight_versions(module),
+    )
+
+
+def _is_of_pipe(name: str, function: Any) -> bool:
+    """Return whether the C function ``function``, of this name, is a method of a pipe or socket to another process."""
+    if not name.startswith("_io."):
+        return False
+    with suppress(Exception):  # a file may have no descriptor, or be closed
+        descriptor = function.__self__.fileno()
+        mode = os.fstat(descriptor).st_mode
+        is_connection = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        return is_connection and descriptor not in _PIPES_OF_PROGRAM
+    return False
 
 
 def _function_of(frame: FrameType) -> Line:

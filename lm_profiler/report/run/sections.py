@@ -209,6 +209,7 @@ _LISTS_WITHOUT_EMPTY_COLUMNS = (
     "ranks.by_rank",
     "findings",
     "other_by_owner.actions",
+    "outer_calls",
 )
 # lists of plain numbers → the heading of their row numbers, and the first of these numbers
 _NUMBERED_LISTS = {

@@ -4,6 +4,9 @@ import importlib
 import inspect
 import itertools
 import json
+import multiprocessing
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -120,6 +123,86 @@ def test_a_function_that_enters_a_phase_counts_until_then() -> None:
     (call,) = times.outer_calls()
     assert call.outer_function.endswith("replay")
     assert call.seconds == pytest.approx(0.02)
+
+
+def through_a_pool() -> None:
+    end, other_end = multiprocessing.Pipe()
+    for number in range(50):
+        end.send(number)
+        other_end.recv()
+
+
+def through_a_socket() -> None:
+    end, other_end = socket.socketpair()
+    with end, other_end:
+        for _ in range(50):
+            end.send(b"1")
+            other_end.recv(1)
+
+
+def through_a_pipe() -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(50):
+            process.stdout.readline()
+        process.kill()
+
+
+def reads_a_file() -> None:
+    with Path(__file__).open() as file:
+        for _ in range(50):
+            file.readline()
+
+
+def computes() -> None:
+    sorted(range(50_000), key=str)
+
+
+@pytest.mark.parametrize(
+    "work, exchanges",
+    [
+        (through_a_pool, True),
+        (through_a_socket, True),
+        (through_a_pipe, True),
+        (reads_a_file, False),
+        (computes, False),
+    ],
+)
+def test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop(
+    work: Callable[[], None], exchanges: bool
+) -> None:
+    times = PythonTimes(lambda: OTHER, time.perf_counter_ns)
+    times.start()
+    work()  # here
+    times.stop()
+    function = test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop
+    source, first = inspect.getsourcelines(function)
+    planted_line = first + next(index for index, text in enumerate(source) if "# here" in text)
+    calls = [call for call in times.outer_calls() if call.loop_line == planted_line]
+    assert work.__name__ in {call.outer_function for call in calls}
+    assert (sum(call.exchange_s for call in calls) > 0.0) == exchanges
+
+
+@pytest.mark.parametrize(
+    "is_same, has_gradients, forward",
+    [(True, False, "acting"), (True, True, None), (False, False, None)],
+)
+def test_a_line_of_the_loop_acts_if_it_runs_a_trained_model_without_gradients(
+    is_same: bool, has_gradients: bool, forward: str | None
+) -> None:
+    """Of torch's own class, which has no function of the program; an average of models is not the trained model."""
+    policy = nn.Sequential(nn.Linear(4, 4))
+    average = nn.Sequential(nn.Linear(4, 4))
+    model = policy if is_same else average
+    times = PythonTimes(lambda: OTHER, time.perf_counter_ns, is_trained=lambda module: module is policy)
+    observations = torch.ones(2, 4)
+    times.start()
+    with torch.set_grad_enabled(has_gradients):
+        model(observations)
+    with torch.no_grad():
+        average[0].weight.zero_()
+    times.stop()
+    kinds = {call.forward for call in times.outer_calls()}
+    assert kinds - {None} == {forward} - {None}
 
 
 def test_generators_that_make_a_batch_have_the_time_of_those_that_they_ask() -> None:
@@ -442,9 +525,10 @@ def test_the_text_of_a_tensor_is_printing_with_the_operators_that_make_it(monkey
 def test_waiting_for_a_lock_is_a_wait() -> None:
     lock = threading.Lock()
     lock.acquire()
-    threading.Timer(0.03, lock.release).start()
+    timer = threading.Timer(0.03, lock.release)
 
     def waits() -> None:
+        timer.start()  # not before: to begin the following takes almost as long
         lock.acquire()
 
     rows = python_times(waits)
