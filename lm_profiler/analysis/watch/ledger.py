@@ -241,11 +241,16 @@ def _last_step_before(span: NamedSpan, begin_ns: NDArray[np.int64]) -> int:
 def _departures_for_validation(
     begin_ns: NDArray[np.int64], spans: Sequence[NamedSpan]
 ) -> dict[int, int]:
-    """Return when (ns) the loop first left a step for validation, by the index of the step."""
+    """Return when (ns) the loop first left a step for validation, by the index of the step.
+
+    A departure before the first step, such as for the validation before training, was from none of these steps.
+    """
     departures_ns: dict[int, int] = {}
     for span in spans:
-        if _is_moment(span, VALIDATION):
-            step = _last_step_before(span, begin_ns)
+        if not _is_moment(span, VALIDATION):
+            continue
+        step = _last_step_before(span, begin_ns)
+        if step >= 0:
             departures_ns.setdefault(step, span.begin_ns)
     return departures_ns
 

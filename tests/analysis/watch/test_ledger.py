@@ -67,3 +67,16 @@ def test_a_gap_without_a_name_is_unexplained() -> None:
     ledger.add(np.array([9]) * S, np.array([10]) * S, host((1, 0)), [])
     expected = {"step: forward": 5.0, "own instruments": 1.5, "unexplained": 3.5}
     assert ledger.terms(10 * S) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_validation_before_the_first_step_is_not_taken_from_that_of_the_last_step() -> None:
+    """Validation from 1 to 3 s, the beginning of an epoch, and two steps, the last with validation from 6 to 9 s."""
+    ledger = Ledger(0)
+    spans = [
+        NamedSpan(1 * S, 3 * S, VALIDATION),
+        NamedSpan(6 * S, 9 * S, VALIDATION),
+        *spans_outside_steps([(1 * S, VALIDATION), (3 * S, EPOCH), (6 * S, VALIDATION)]),
+    ]
+    ledger.add(np.array([4, 5]) * S, np.array([5, 10]) * S, host((1, 0), (1, 0)), spans)
+    expected = {"step: forward": 2.0, "validation": 6.0, "epoch turn": 2.0}
+    assert ledger.terms(10 * S) == pytest.approx(expected | {"unexplained": 0.0}, abs=1e-6)
