@@ -8,36 +8,41 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import rank_correlation
 
 
 class _Span(NamedTuple):
-    """The length of a window, and what counts as growth in it."""
+    """The length of a window."""
 
     seconds: float
     # A window is divided into this many equal intervals; the least memory in each of them is one reading.
     readings: int
-    # Smaller growth, as a share of the memory held (or less than ``_GREW_BYTES``), is due to caches and heaps.
-    grew_share: float
 
 
-# Short windows are for runs of minutes; memory is read once a second. Growth in them must be steep: at first, a cache
-# that fills up within ten minutes seems to grow steadily. Even if it doubles the memory, it grows by less than these
-# shares in any window that is short enough to look steady (``_SLOWING``).
+# Short windows are for runs of minutes; memory is read once a second. At first, a cache that fills up within minutes
+# seems to grow steadily, too. So even if the growth slows down as that of a cache does, what is still to come must be
+# at least the memory held already (``_growth_to_come``).
 _SHORT_SPANS = (
-    _Span(10.0, readings=10, grew_share=0.25),
-    _Span(15.0, readings=15, grew_share=0.15),
-    _Span(60.0, readings=15, grew_share=0.15),
-    _Span(240.0, readings=15, grew_share=0.15),
+    _Span(6.0, readings=6),
+    _Span(10.0, readings=10),
+    _Span(15.0, readings=15),
+    _Span(60.0, readings=15),
+    _Span(240.0, readings=15),
 )
 _LONG_SPANS = (
-    _Span(1200.0, readings=40, grew_share=0.02),
-    _Span(4800.0, readings=40, grew_share=0.02),
-    _Span(19_200.0, readings=40, grew_share=0.02),
-    _Span(76_800.0, readings=40, grew_share=0.02),
+    _Span(1200.0, readings=40),
+    _Span(4800.0, readings=40),
+    _Span(19_200.0, readings=40),
+    _Span(76_800.0, readings=40),
 )
 _GREW_BYTES = 32 * 2**20
+# smaller growth in the second of two windows, as a share of the memory held, is due to caches and heaps
+_GREW_SHARE_OF_SHORT = 0.08
+_GREW_SHARE_OF_LONG = 0.02
+# The slowing of growth may be larger than it seems by this many standard errors.
+_STANDARD_ERRORS = 2.0
 # New growth must exceed the memory at which an earlier growth ended by this factor.
 _ABOVE_HIGHEST = 1.15
 _LEAST_JUDGED_S = 60.0  # the least time from one judgement of a growth to the next
@@ -96,9 +101,13 @@ class _Window:
         times_s = np.array(self.times_s)
         # The second half of the readings is the last window.
         grew_bytes = float(held_bytes[-1] - held_bytes[self.span.readings])
-        least_bytes = max(self.span.grew_share * float(held_bytes[0]), _GREW_BYTES)
+        is_short = self.span in _SHORT_SPANS
+        grew_share = _GREW_SHARE_OF_SHORT if is_short else _GREW_SHARE_OF_LONG
+        least_bytes = max(grew_share * float(held_bytes[0]), _GREW_BYTES)
         rises = rank_correlation(held_bytes) >= _RISING
         if grew_bytes < least_bytes or not rises:
+            return None
+        if is_short and _growth_to_come(times_s, held_bytes) < held_bytes[-1]:
             return None
 
         last_index = len(held_bytes) - 1
@@ -121,6 +130,33 @@ class _Window:
         grew_bytes = self.held_bytes[-1] - self.held_bytes[-readings]
         seconds = self.times_s[-1] - self.times_s[-readings]
         return grew_bytes / seconds
+
+
+def _growth_to_come(
+    times_s: NDArray[np.float64], held_bytes: NDArray[np.float64]
+) -> float:
+    """Return the bytes by which memory will still grow if its growth slows down as that of a cache that fills up.
+
+    The slope of such growth falls exponentially: by the same share in each second. The slope at the end and its fall
+    are those of a parabola through the readings; what they leave uncertain makes the fall larger.
+    """
+    middle_s = (times_s[0] + times_s[-1]) / 2.0
+    half_s = (times_s[-1] - times_s[0]) / 2.0
+    positions = (times_s - middle_s) / half_s  # from -1 to 1
+    design = np.column_stack([np.ones(len(positions)), positions, positions**2])
+    parabola, *_ = np.linalg.lstsq(design, held_bytes, rcond=None)
+    errors = held_bytes - design @ parabola
+    variance = float(errors @ errors) / (len(errors) - design.shape[1])
+    variance_of_curve = variance * float(np.linalg.inv(design.T @ design)[2, 2])
+    least_curve = float(parabola[2]) - _STANDARD_ERRORS * math.sqrt(variance_of_curve)
+    fall = -2.0 * least_curve
+    slope_at_end = float(parabola[1]) - fall
+    if slope_at_end <= 0.0:
+        return 0.0
+    if fall <= 0.0:
+        return math.inf
+    # The integral of a slope that falls exponentially is the slope, divided by the share of it that it falls by.
+    return slope_at_end**2 / fall
 
 
 def _all_windows() -> list[_Window]:

@@ -43,8 +43,21 @@ def test_a_leak_that_doubles_the_memory_is_reported_within_half_a_minute() -> No
     assert growth.bytes_per_s == pytest.approx(0.5 * GIB / 15.0, rel=0.05)
 
 
+@pytest.mark.parametrize("mib_per_s, within_s", [(12.0, 16.0), (7.0, 30.0)])
+def test_a_leak_in_a_run_of_seconds_is_reported(mib_per_s: float, within_s: float) -> None:
+    leak = mib_per_s * 2.0**20
+    at_h, growth = growth_of(lambda at_s: 0.45 * GIB + leak * at_s, hours=0.01, every_s=1.0)[0]
+    assert at_h * HOUR_S <= within_s
+    assert growth.bytes_per_s == pytest.approx(leak, rel=0.1)
+
+
+@pytest.mark.parametrize("tenfold_s", [3.0, 20.0])
+def test_memory_that_grows_with_the_logarithm_of_time_is_not_reported(tenfold_s: float) -> None:
+    assert growth_of(lambda at_s: GIB * (0.5 + 0.1 * np.log1p(at_s / tenfold_s)), hours=1, every_s=1.0) == []
+
+
 @pytest.mark.parametrize("every_s", [1.0, 10.0])
-@pytest.mark.parametrize("fills_s", [10.0, 30.0, 100.0, 300.0, 600.0, 3600.0])
+@pytest.mark.parametrize("fills_s", [3.0, 10.0, 30.0, 100.0, 300.0, 600.0, 3600.0])
 def test_a_cache_that_fills_up_is_not_reported(fills_s: float, every_s: float) -> None:
     assert growth_of(lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s)), hours=6, every_s=every_s) == []
 
