@@ -3,7 +3,9 @@
 The speed of a real machine varies by several percent, and by tens of percent if other programs run. Such variations
 hide changes of the program. But a slower machine lengthens all parts of a step, while a change of the program
 lengthens one or two of them. So each step time is divided into two factors: the time that the step would take at the
-machine's usual speed, and the slowness of the machine.
+machine's usual speed, and the slowness of the machine. How strongly a part follows the machine is estimated from quick
+moves of all parts. So a part that the program lengthens slowly, while the machine becomes faster, is not mistaken for
+one that does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -43,6 +45,21 @@ _FIRST_BLOCKS = 5  # blocks from which it is first estimated
 _FOLLOWED_SHARE = 0.01
 _LARGEST_DISTANCE = 0.5  # larger distances from the usual time count as this
 _CHANGED_DISTANCE = 0.1  # the program has changed a part that is farther from where the machine moved it
+
+# -- how strongly a part follows the machine
+_BLOCKS_BETWEEN = 4  # moves of the machine are measured over so many blocks
+_LEAST_MOVE = 0.04  # smaller ones are mostly noise
+_FEWEST_MOVES = 12  # with fewer moves it is unknown how strongly
+# If responses leave more than this share of the parts' squared moves, on average, they are unknown: other programs take
+# the CPU away from any part. In real loops it was below 0.15 on nearly all idle machines, and 0.2 to 0.5 on busy ones.
+_LARGEST_ERROR_SHARE = 0.15
+_LEAST_SQUARES = 1e-12  # smaller sums of squares count as this, to divide by them
+_STRONGEST = 1.5  # a part follows at most this many times as far as most parts
+# A response is uncertain by so many standard errors (many, because successive moves overlap), and at least by this.
+_STANDARD_ERRORS = 4.0
+_LEAST_UNCERTAINTY = 0.1
+# the program has changed a part that is farther from where its known response may have moved it
+_BEYOND_RESPONSE = 0.05
 
 # -- how far the machine's speed usually varies
 _BLOCKS_REMEMBERED = 800
@@ -182,6 +199,7 @@ class _UsualParts:
         # (PARTS,) of the last block: how far each part was from its usual time, and how far most parts were
         self._last_distances: NDArray[np.float64] = np.zeros(len(PARTS))
         self._last_common_move = 0.0
+        self._responses = _Responses()
 
     @property
     def are_known(self) -> bool:
@@ -205,16 +223,22 @@ class _UsualParts:
             self._logs = self._logs + distances
             distances = np.zeros(len(PARTS))
             common_move = 0.0
+            self._responses.forget_last()
         self._last_distances = distances
         self._last_common_move = common_move
-        # A part moves with the machine at most as far as most parts do. One that has not moved at all, such as a wait
-        # for a disk, does not depend on the machine's speed.
+        are_large = self._are_large()
+        self._responses.add(_logs_of_parts(block), are_large)
+        are_known = self._responses.are_known(are_large)
+        weakest, usual, strongest = self._responses.ranges(are_known)
+        # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all.
+        limits = np.array([common_move * weakest, common_move * strongest])
         moves: NDArray[np.float64] = np.clip(
-            distances, min(common_move, 0.0), max(common_move, 0.0)
+            distances, limits.min(axis=0), limits.max(axis=0)
         )
         # A part that the program has changed, shorter or longer, still moves with the machine.
-        are_changed = np.abs(distances - moves) > _CHANGED_DISTANCE
-        moves[are_changed] = common_move
+        changed_distance = _BEYOND_RESPONSE if are_known else _CHANGED_DISTANCE
+        are_changed = np.abs(distances - moves) > changed_distance
+        moves[are_changed] = common_move * usual[are_changed]
         # With time, the changed duration becomes the usual one, so that the part can show the machine's speed again.
         changes = np.clip(distances - moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
@@ -250,6 +274,12 @@ class _UsualParts:
         is_same_direction = largest_change * common_change > 0.0
         return bool(is_far_beyond and is_same_direction)
 
+    def _are_large(self) -> NDArray[np.bool_]:
+        """Return (PARTS,) which parts are long enough to show the machine's speed."""
+        usual_s = np.exp(self._logs)
+        are_large: NDArray[np.bool_] = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
+        return are_large
+
     def _common_move(self, distances: NDArray[np.float64]) -> float:
         """Return how far most parts have moved in the same direction.
 
@@ -258,8 +288,7 @@ class _UsualParts:
         Args:
             distances: (PARTS,) the distance of each part from its usual time.
         """
-        usual_s = np.exp(self._logs)
-        are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
+        are_large = self._are_large()
         if are_large.sum() < _FEWEST_PARTS:
             return 0.0
         moves = distances[are_large]
@@ -272,6 +301,76 @@ class _UsualParts:
         if low > 0.0:
             return float(low)
         return min(float(high), 0.0)
+
+
+class _Responses:
+    """How strongly each part follows the machine, estimated from its moves over a few blocks.
+
+    A response of 1 means that the part moves as far as most parts. Over a few blocks the program changes little, so the
+    response of a part is known although the part drifts over thousands of steps.
+    """
+
+    def __init__(self) -> None:
+        # (PARTS,) logarithms of the parts in each of the last blocks
+        self._last_logs: deque[NDArray[np.float64]] = deque(maxlen=_BLOCKS_BETWEEN)
+        self._moves = 0
+        # sums over the moves: of the squared moves of most parts, of the products of these with those of each part, and
+        # of the squared moves of each part
+        self._squares = 0.0
+        self._products = np.zeros(len(PARTS))
+        self._part_squares = np.zeros(len(PARTS))
+
+    def add(self, logs: NDArray[np.float64], are_large: NDArray[np.bool_]) -> None:
+        """Add the (PARTS,) logarithms of the parts in the next block; ``are_large`` show the machine's speed."""
+        if len(self._last_logs) == _BLOCKS_BETWEEN and are_large.sum() >= _FEWEST_PARTS:
+            moves = logs - self._last_logs[0]
+            common_move = float(np.median(moves[are_large]))
+            if abs(common_move) >= _LEAST_MOVE:
+                # clipped because the program may have changed a part by far
+                lowest, highest = sorted((0.0, _STRONGEST * common_move))
+                moves = np.clip(moves, lowest, highest)
+                self._moves += 1
+                self._squares += common_move**2
+                self._products += common_move * moves
+                self._part_squares += moves**2
+        self._last_logs.append(logs)
+
+    def forget_last(self) -> None:
+        """Forget the last blocks: what differs from them was changed by the program."""
+        self._last_logs.clear()
+
+    def are_known(self, are_large: NDArray[np.bool_]) -> bool:
+        """Return whether the moves of the parts that ``are_large`` follow their responses."""
+        if self._moves < _FEWEST_MOVES:
+            return False
+        part_squares = np.maximum(self._part_squares, _LEAST_SQUARES)
+        error_shares = self._squared_errors() / part_squares
+        return float(error_shares[are_large].mean()) <= _LARGEST_ERROR_SHARE
+
+    def ranges(
+        self, are_known: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return (PARTS,) the weakest, the likeliest and the strongest response that each part may have.
+
+        Unknown responses may be anything from 0 to 1.
+        """
+        if not are_known:
+            ones = np.ones(len(PARTS))
+            return np.zeros(len(PARTS)), ones, ones
+        responses = self._products / self._squares
+        variances = self._squared_errors() / self._moves / self._squares
+        uncertainties = np.maximum(
+            _STANDARD_ERRORS * np.sqrt(variances), _LEAST_UNCERTAINTY
+        )
+        weakest = np.maximum(responses - uncertainties, 0.0)
+        strongest = np.minimum(responses + uncertainties, _STRONGEST)
+        return weakest, responses, strongest
+
+    def _squared_errors(self) -> NDArray[np.float64]:
+        """Return (PARTS,) sums of the squares that the responses leave of the moves of each part."""
+        responses = self._products / self._squares
+        errors: NDArray[np.float64] = self._part_squares - responses * self._products
+        return np.maximum(errors, 0.0)
 
 
 def _logs_of_parts(block: StepBlock) -> NDArray[np.float64]:

@@ -85,6 +85,33 @@ def test_a_growing_part_is_one_drift_with_its_size(lasts: float, seed: int) -> N
     assert sum(change_s(event) for event in grown) == pytest.approx(0.4 * STEP_S * usual_speed, rel=0.15)
 
 
+def unequal_steps(seed: int, growth: Seconds | float = 1.0) -> Seconds:
+    """Return steps on a machine that becomes faster by 40 % and wanders, and that not all parts follow alike.
+
+    Backward follows by the square root, and transfer not at all. ``growth`` lengthens backward.
+    """
+    rng = np.random.default_rng(seed)
+    machine = speed_of_machine(seed) ** 2 * np.where(np.arange(STEPS) < 1_500, 1.0, 0.6)
+    responses = np.array([1.1, 0.0, 0.9, 1.0, 0.5, 1.0, 1.0, 1.2])
+    parts_s = STEP_S * SHARES * machine[:, None] ** responses
+    parts_s[:, PARTS.index("backward")] *= growth
+    parts_s *= np.exp(0.03 * rng.standard_normal(parts_s.shape))
+    return np.column_stack([parts_s, parts_s.sum(axis=1)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_part_that_grows_is_found_although_a_faster_machine_hides_it(seed: int) -> None:
+    events = not_of_machine(level_events(unequal_steps(seed, 1.0 + 0.8 * np.arange(STEPS) / STEPS)))
+    assert {(event.course, event.part) for event in events} == {("drift", "backward")}
+    without_growth_s = unequal_steps(seed)[-1000:, PARTS.index("backward")].mean()
+    assert sum(change_s(event) for event in events) == pytest.approx(0.8 * without_growth_s, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_that_follow_the_machine_unequally_are_no_change_of_the_program(seed: int) -> None:
+    assert not_of_machine(level_events(unequal_steps(seed))) == []
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_levels_by_turns_have_their_part(seed: int) -> None:
     turns_s = 0.25 * STEP_S * (np.arange(STEPS) // 1000 % 2)
