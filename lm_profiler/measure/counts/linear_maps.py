@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lm_profiler.measure.counts.call_tensors import is_dense
 from lm_profiler.record.operator_calls import LinearMap
 
 _CONVOLUTION = "aten::convolution"
@@ -23,11 +24,13 @@ def linear_map_of_call(
     """
     if name in _INPUT_OF_PRODUCT:
         inputs = args[_INPUT_OF_PRODUCT[name]]
+        if not is_dense(inputs):  # it has no storage of its own
+            return None
         return LinearMap(number_of(inputs), tuple(result.shape), (), (), ())
     if name != _CONVOLUTION:
         return None
     inputs, weight, _, stride, padding, dilation, is_transposed, _, groups = args
-    if is_transposed or any(step != 1 for step in dilation):
+    if is_transposed or any(step != 1 for step in dilation) or not is_dense(inputs):
         return None
     return LinearMap(
         inputs=number_of(inputs),

@@ -1271,6 +1271,16 @@ def test_a_step_with_sparse_gradients_is_recorded() -> None:
     assert step.needless(large_table) == []
 
 
+def sparse_adjacency(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    adjacency = torch.eye(TOKENS).to_sparse()
+    return plain(step, hidden + torch.mm(adjacency, hidden) + torch.mm(adjacency, hidden), labels)
+
+
+def test_a_step_with_products_of_sparse_matrices_is_recorded() -> None:
+    calls = Step().calls(sparse_adjacency).calls
+    assert sum(call.phase == "forward" and call.name == "aten::mm" for call in calls) == 2
+
+
 def test_torchs_methods_are_as_they_were() -> None:
     before = {name: vars(Tensor).get(name) for name in ("numpy", "tolist", "data_ptr", "__array__")}
     Step().needless(metric_of_numpy)
