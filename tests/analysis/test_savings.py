@@ -629,6 +629,7 @@ def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall]
     record = record_with({"other": 30.0}, other_by_owner=gaps, outer_calls=calls, loop="own")
     found = found_in(record, "owner")
     assert remedy_of(found, record).startswith(text)
+    assert found.may == text.startswith("Wait less for other processes")
     assert found.saves_s == pytest.approx(saves_ms * 1e-3)
 
 

@@ -655,8 +655,8 @@ def _loop_line_text(finding: Finding, action: str) -> str:
     if finding.facts.get("exchanges"):
         return (
             f"Wait less for other processes {action}{acting}: {place} takes {part} to send them data and to wait for "
-            "theirs (environments, pipes, sockets, queues). If they do little work per call, do it in this process, or "
-            "give them more work per call."
+            "theirs (environments, pipes, sockets, queues). Give them more work per call or, if they do little, try to "
+            "do it in this process."
         )
     function = f", mostly in {finding.what}" if finding.what else ""
     return f"Do less work {action}{acting}, or do it less often: {place} takes {part}{function}."

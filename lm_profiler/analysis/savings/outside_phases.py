@@ -131,7 +131,9 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
                 )
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
-        yield costs.finding(name, saves_s, **fields)
+        # The work of other processes would take time here, too.
+        may = bool(fields.get("facts", {}).get("exchanges"))
+        yield costs.finding(name, saves_s, may=may, **fields)
     yield from _find_function_missed_by_actions(costs, most_s)
 
 

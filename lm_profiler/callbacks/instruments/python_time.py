@@ -274,7 +274,7 @@ class PythonTimes:
                 self.stop()
             owner, activity = self._stack[-1]
             if owner is not None:
-                if self._knows_waits and _is_named_c_function(activity):
+                if self._knows_waits and _may_wait(activity):
                     self._last_switches = self.switches()
                 # The time since the readings above is part of the cost of following, and goes to no line.
                 self._last_ran_ns = self.thread_clock()
@@ -284,12 +284,11 @@ class PythonTimes:
             self.guard.handle(error)
 
     def _waited_only_for_cpu(self, activity: str) -> bool:
-        """Return whether ``activity``, which has just run, is a C function that was off the CPU without waiting.
+        """Return whether ``activity``, which has just run, may wait, but was off the CPU without waiting.
 
-        Another program then had the CPU: one such call would look like a costly function. During an exchange it may
-        be a process that got data from this one, which is part of the exchange.
+        Another program then had the CPU: one such call would look like a costly function.
         """
-        if not self._knows_waits or not _is_named_c_function(activity):
+        if not self._knows_waits or not _may_wait(activity):
             return False
         return self.switches() == self._last_switches
 
@@ -712,7 +711,7 @@ class FollowingCost:
 
     def own_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return the time of a line without the cost of following."""
-        if _is_named_c_function(activity) or activity == EXCHANGE:
+        if _may_wait(activity):
             # It may wait, so the clock counts.
             return followed.clock_ns - self.event_ns * followed.intervals
         return self.own_ran_ns(followed, activity)
@@ -727,6 +726,11 @@ class FollowingCost:
 
 # activities that run C code, beside C functions by their names
 _C_ACTIVITIES = (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
+
+
+def _may_wait(activity: str) -> bool:
+    """Return whether ``activity`` may wait for something without the CPU: a named C function, or an exchange."""
+    return _is_named_c_function(activity) or activity == EXCHANGE
 
 
 def _is_named_c_function(activity: str) -> bool:
