@@ -796,10 +796,14 @@ def _settings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fiel
     if rate is not None and rate.samples_per_step is not None:
         figures["samples_per_batch"] = round(rate.samples_per_step / batches)
     if record.memory is not None and record.environment is not None:
-        peak_bytes = record.memory.measured.allocated_peak
+        measured = record.memory.measured
+        peak_bytes = measured.allocated_peak
+        if record.environment.device_type == "cpu" and measured.resident_peak:
+            # at most, because ranks may be on several machines
+            peak_bytes = measured.resident_peak * record.environment.world_size
         device_bytes = record.environment.device_bytes
-        if peak_bytes is not None and device_bytes:  # both are unknown on the CPU
-            figures["memory_free_share"] = 1.0 - peak_bytes / device_bytes
+        if peak_bytes is not None and device_bytes:
+            figures["memory_free_share"] = max(1.0 - peak_bytes / device_bytes, 0.0)
     return {"settings": settings.model_copy(update=figures)}
 
 

@@ -243,7 +243,8 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     ),
     "batches wider than their longest sequence": ("padding", 0.4 * 85.0, record_with(throughput=padded(unused=0.4))),
     "short sequences beside long ones": (
-        "padding", 0.5 * 85.0, record_with(throughput=padded(unused=0.1, occupancy=0.5, squared_lengths_per_step=9)),
+        "padding", (0.1 + 0.6 * 0.4) * 85.0,
+        record_with(throughput=padded(unused=0.1, occupancy=0.5, squared_lengths_per_step=9)),
     ),
     "communication": ("communication", 30.0, record_with(waterfall=waterfall_of_ms(ideal=60.0, communication=30.0))),
     "a slow rank": ("ranks", 30.0, record_with(ranks=ranks_with_straggler(0.03))),
@@ -1048,6 +1049,21 @@ def test_products_of_a_closure_are_not_those_of_its_optimizer() -> None:
     model = compared.MODEL.model_copy(update={"optimizers": ["LBFGS"]})
     assert "optimizer_products" in names_of(record)
     assert "optimizer_products" not in names_of(record.model_copy(update={"model": model}))
+
+
+@pytest.mark.parametrize("free_share, first", [(0.9, "recomputation"), (None, "padding")])
+def test_recomputation_comes_before_padding_of_the_same_size_if_memory_is_free(
+    free_share: float | None, first: str
+) -> None:
+    """Padding may remain in batches of similar lengths; without recomputation all of its time is saved."""
+    record = record_with(
+        HALVES,
+        throughput=padded(unused=0.0, occupancy=0.7, squared_lengths_per_step=9),
+        waterfall=waterfall_of_ms(ideal=85.0, recomputation=11.0),
+        settings=Settings(checkpointing=True, memory_free_share=free_share),
+    )
+    found = [name for name in names_of(record) if name in ("recomputation", "padding")]
+    assert found[0] == first
 
 
 def test_a_slow_loader_without_a_costly_function_is_named_by_its_items() -> None:

@@ -943,6 +943,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "recomputation",
         "Recompute less (activation checkpointing, chunked loss): there is enough memory to keep the activations.",
+        # more than the repeated forward itself, which runs on cold caches with additional bookkeeping
+        likely_share=1.25,
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
     ),
