@@ -224,6 +224,7 @@ NeedlessReason = Literal[
     "transposed",  # the loss of transposed logits
     "double",  # computed in float64, as the whole model is
     "some_double",  # computed in float64, in a model of float32
+    "narrow",  # computed in half precision, which takes longer than float32
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another
@@ -236,7 +237,9 @@ NeedlessReason = Literal[
 ]
 PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a place
 # reasons whose operators may have another reason, too
-OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double")
+OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double", "narrow")
+# reasons that are about the whole model, and not about a line
+MODEL_REASONS: tuple[NeedlessReason, ...] = ("double", "narrow")
 
 # What takes time that could be saved. ``analysis.savings`` finds it; ``analysis.remedies`` says what to do.
 FindingName = Literal[

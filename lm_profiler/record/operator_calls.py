@@ -134,6 +134,9 @@ class OperatorCall:
     has_transposed_logits: bool = False
     # the mask of fused attention, if it only hides later positions
     causal_mask: CausalMask | None = None
+    # if it computes in half precision on the CPU: its seconds in float32 as a share of its own; 0 if it only converts
+    # from or to half precision; None if that is unknown
+    float32_share: float | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
     # if it belongs to a backward pass: the shares of elements, and of rows, that are zero in its result but not in the

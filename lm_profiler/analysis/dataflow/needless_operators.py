@@ -172,6 +172,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     elif not factorizing_operators(step):
         # factorizing matrices or solving systems may need the digits of float64
         yield "double", shares_of_double, None
+    yield "narrow", _saved_by_float32(step), None
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
@@ -188,6 +189,15 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
         if work.is_between_layers:
             reason = "unfused"
         yield reason, dict.fromkeys(work.calls, 1.0), work.line
+
+
+def _saved_by_float32(step: StepCalls) -> dict[int, float]:
+    """Return the calls in half precision, with the share of their time that float32 saves; it may be below 0."""
+    shares = {}
+    for number, call in enumerate(step.calls):
+        if call.float32_share is not None:
+            shares[number] = 1.0 - call.float32_share
+    return shares
 
 
 def _renormalizing_calls(step: StepCalls) -> list[int]:
@@ -286,7 +296,7 @@ def _operators(
         seconds_by_name[call.name] += share * call.seconds
     phase_shares = {}
     for phase, seconds in seconds_by_phase.items():
-        if seconds > 0.0:
+        if seconds != 0.0:
             phase_shares[phase] = seconds / step.phase_s[phase]
     if place is None:
         place = step.place_of(shares)

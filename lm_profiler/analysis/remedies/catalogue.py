@@ -874,6 +874,14 @@ def _on_operators(template: str) -> Sentence:
     return sentence
 
 
+def _narrow_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about half precision that makes a step on the CPU slower."""
+    return (
+        f"Train in float32 (neither autocast nor weights in half precision): on this CPU, in {settings.precision}, the "
+        f"operators take longer than in float32, most of all {finding.what}, and conversions are added."
+    )
+
+
 def _accumulated_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about small micro-batches; the finding's share is 1 - 1/n for n of them."""
     single_share = 1.0 - finding.facts.get("share", 0.0)
@@ -1086,6 +1094,8 @@ REMEDIES: Sequence[Remedy] = (
         ),
         likely_share=0.9,
     ),
+    # more than the estimate, which leaves out short operators
+    Remedy("narrow", _narrow_text, likely_share=1.5),
     Remedy(
         "figures",
         _on_operators(

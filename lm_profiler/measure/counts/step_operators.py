@@ -35,6 +35,7 @@ from lm_profiler.measure.counts.call_tensors import (
     stored_elements,
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
+from lm_profiler.measure.counts.float32_times import Float32Times
 from lm_profiler.measure.counts.linear_maps import linear_map_of_call
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
@@ -128,6 +129,7 @@ class StepOperators:
         self._calls: list[OperatorCall] = []
         self._storages = StorageNumbers()
         self._values = ValueNumbers(self._storages)
+        self._float32_times = Float32Times(clock)
         # the number of an autograd node to the number of the call that made it
         self._forward_by_node: dict[int, int] = {}
         # the number of the last node that forward has made
@@ -348,6 +350,9 @@ class StepOperators:
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
                 causal_mask=self._causal_mask(name, inputs),
+                float32_share=self._float32_times.share(
+                    name, operator, args, kwargs, result, seconds
+                ),
                 zero_rows=zero_rows_of_table(name, largest_result),
                 made_zero_elements=made_zero_elements,
                 made_zero_rows=made_zero_rows,

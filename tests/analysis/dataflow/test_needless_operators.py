@@ -1148,6 +1148,20 @@ def test_what_has_no_remedy_is_not_needless(needed: Callable[[Step, Tensor, Tens
     assert reason not in reasons
 
 
+@pytest.mark.parametrize("shares, saved", [([0.2, 1.1], 0.35), ([0.5, 1.6], None), ([None, None], None)])
+def test_half_precision_is_slow_if_all_its_operators_together_are(
+    shares: list[float | None], saved: float | None
+) -> None:
+    """Products may be faster in half precision than in float32, and attention slower."""
+    calls = []
+    for number, share in enumerate(shares):
+        call = OperatorCall(name="aten::mm", phase="forward", seconds=1.0, reads=(), writes=(number,),
+                            is_host_read=True, elements=8192, size=8192, float32_share=share)  # fmt: skip
+        calls.append(call)
+    found = [entry for entry in needless_operators(StepCalls(calls=calls)) if entry.reason == "narrow"]
+    assert [entry.phase_shares["forward"] for entry in found] == ([] if saved is None else [pytest.approx(saved)])
+
+
 @pytest.mark.parametrize(
     "name, makes_double, is_found",
     [("aten::mm", True, True), ("aten::mm", False, False), ("aten::linalg_solve_ex", True, False)],
