@@ -71,7 +71,7 @@ _MOST_LEFT = 0.06
 
 # -- which changes of the speed are reported
 _LEAST_DRIFT = 0.02
-_LEAST_CHANGE = 0.1
+_LEAST_CHANGE = 0.13  # parts that follow the machine by more than most parts count, too
 _LEAST_RANGE = 0.1  # the least reported range of a speed that moves back and forth
 # a reported change is at least this many times the usual variation
 _UNUSUAL_RATIO = 3.0
