@@ -796,15 +796,32 @@ def _settings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fiel
     if rate is not None and rate.samples_per_step is not None:
         figures["samples_per_batch"] = round(rate.samples_per_step / batches)
     if record.memory is not None and record.environment is not None:
-        measured = record.memory.measured
-        peak_bytes = measured.allocated_peak
-        if record.environment.device_type == "cpu" and measured.resident_peak:
-            # at most, because ranks may be on several machines
-            peak_bytes = measured.resident_peak * record.environment.world_size
-        device_bytes = record.environment.device_bytes
-        if peak_bytes is not None and device_bytes:
-            figures["memory_free_share"] = max(1.0 - peak_bytes / device_bytes, 0.0)
+        figures["memory_free_share"] = _free_share_of_memory(
+            run.evidence, record.environment, record.memory.measured
+        )
     return {"settings": settings.model_copy(update=figures)}
+
+
+def _free_share_of_memory(
+    evidence: Evidence, environment: Environment, measured: MemoryReading
+) -> float | None:
+    """Return the share of the memory which the run could use that was free at its peak; None if it is unknown.
+
+    On the CPU the run could use what its processes held after the measured steps, and what was available then: other
+    programs and the loader's workers need the rest, or the process is limited to less.
+    """
+    peak_bytes = measured.allocated_peak
+    usable_bytes = environment.device_bytes
+    if environment.device_type == "cpu":
+        if evidence.resident_bytes is None or evidence.available_bytes is None:
+            return None
+        # The ranks share what is available. They may be on several machines: then less of it is needed.
+        available_bytes = evidence.available_bytes / environment.world_size
+        peak_bytes = measured.resident_peak
+        usable_bytes = round(evidence.resident_bytes + available_bytes)
+    if peak_bytes is None or not usable_bytes:
+        return None
+    return max(1.0 - peak_bytes / usable_bytes, 0.0)
 
 
 _IMBALANCED = 2.0  # the busiest expert gets at least this many times the tokens of the mean expert

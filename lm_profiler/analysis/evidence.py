@@ -102,6 +102,9 @@ class Evidence:
     moments: Mapping[str, MemoryCauses] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     allocator: AllocatorReading | None = None
+    # main memory after the measured steps: what the process held, and what it could have had in addition; only on a CPU
+    resident_bytes: int | None = None
+    available_bytes: int | None = None
     other_by_owner: OtherByOwner | None = None
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()

@@ -69,7 +69,7 @@ class Settings(Part):
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
     tensors_per_batch: int | None = None
-    # share of the device's memory that is free at the peak; on the CPU, that is not in use by this run
+    # share of the memory that is free at the peak: of the device's; on the CPU, of that which this run could use
     memory_free_share: float | None = None
     anomalies: bool = False  # whether autograd detects anomalies (detect_anomaly)
     profiler: str | None = None  # the Trainer's own profiler

@@ -91,6 +91,34 @@ def test_the_data_flow_refutes_what_the_trace_only_suspects(repeats_forward: boo
     assert [work.kind for work in record.waterfall.needless] == confirmed
 
 
+@pytest.mark.parametrize(
+    "ranks, resident_gib, available_gib, free_share",
+    [
+        (1, 3, 7, 0.6),  # 4 of 10 GiB that the process could have
+        (1, 3, 1, 0.0),  # other programs, or a limit, leave as much as the peak needs
+        (2, 3, 10, 0.5),  # 4 of 8 GiB for each process
+        (1, None, None, None),  # an older record
+    ],
+)
+def test_on_a_cpu_memory_is_free_only_as_far_as_the_process_could_have_had_it(
+    ranks: int, resident_gib: int | None, available_gib: int | None, free_share: float | None
+) -> None:
+    """The machine has 16 GiB, of which a process held 4 at its peak."""
+    gib = 2**30
+    evidence = evidence_of(LEVEL)
+    rows = [replace(row, memory=(None, None, 4 * gib)) for row in evidence.rows]
+    evidence = replace(
+        evidence,
+        rows=rows,
+        environment=made_environment(device_bytes=16 * gib, world_size=ranks),
+        resident_bytes=None if resident_gib is None else resident_gib * gib,
+        available_bytes=None if available_gib is None else available_gib * gib,
+    )
+    settings = conclude(evidence).settings
+    assert settings is not None
+    assert settings.memory_free_share == (None if free_share is None else pytest.approx(free_share))
+
+
 def utilisation_with(**changes: Any) -> Any:
     """Of 300 FLOPs of the model, 360 with recomputation, in 2 s on one device with a peak of 1000 FLOP/s."""
     options: dict[str, Any] = {

@@ -1064,6 +1064,8 @@ def test_recomputation_comes_before_padding_of_the_same_size_if_memory_is_free(
     )
     found = [name for name in names_of(record) if name in ("recomputation", "padding")]
     assert found[0] == first
+    advice = remedy_of(found_in(record, "recomputation"), record)
+    assert ("if there is enough memory" in advice) == (free_share is None)
 
 
 def test_a_slow_loader_without_a_costly_function_is_named_by_its_items() -> None:

@@ -793,6 +793,14 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
     return f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input."
 
 
+def _recomputation_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about activation checkpointing; whether memory is free may be unknown."""
+    condition = ": there is enough memory to keep the activations"
+    if settings.memory_free_share is None:
+        condition = ", if there is enough memory to keep the activations"
+    return f"Recompute less (activation checkpointing, chunked loss){condition}."
+
+
 def _compile_text(finding: Finding, settings: Settings) -> str:
     """Return the advice to use torch.compile; it names the costliest operator that could be fused."""
     sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
@@ -950,7 +958,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
-        "Recompute less (activation checkpointing, chunked loss): there is enough memory to keep the activations.",
+        _recomputation_text,
         # more than the repeated forward itself, which runs on cold caches with additional bookkeeping
         likely_share=1.25,
         candidates=stop_checkpointing,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -15,7 +16,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
 from lm_profiler.measure.memory.causes import HoldingsReader, holdings, split_by_cause
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
-from lm_profiler.measure.memory.peaks import PartPeaks, Probe
+from lm_profiler.measure.memory.peaks import PartPeaks, Probe, available_bytes
 from lm_profiler.measure.memory.storage_notes import TensorReporter
 from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.record.steps import Peaks
@@ -111,10 +112,16 @@ class MemoryReader(Instrument):
         return self.probe.peaks()[0]
 
     def end(self, stage: str) -> None:
-        """After ``measure``, keep the counts of the allocator; after ``memory``, the results of the observers."""
+        """After ``measure``, keep the counts of the allocator, and the free memory of a CPU.
+
+        After ``memory``, keep the results of the observers.
+        """
         if stage == "measure":
             self.facts["allocator"] = allocator_facts(self.device)
             self.facts["graph_pools"] = graph_pool_bytes(self.device)
+            if self.device.type == "cpu":
+                self.facts["resident_bytes"] = psutil.Process().memory_info().rss
+                self.facts["available_bytes"] = available_bytes(self.device)
         readers = self._readers
         if readers is None:
             return
