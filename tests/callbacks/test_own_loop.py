@@ -459,7 +459,7 @@ def test_an_epoch_begins_with_a_new_pass_of_a_loader_that_is_a_batch_ahead(micro
     new_epochs = (8 if micro_batches == 1 else 24) // 8
     activities = {activity.what: activity for activity in run.record.outside}
     assert activities["epoch"].seconds == pytest.approx(own_loops.SECONDS["optimizer"] * new_epochs)
-    assert activities["first batch"].times >= new_epochs
+    assert activities["first batch"].times == new_epochs
 
 
 def test_models_are_found_by_their_optimizer() -> None:
@@ -521,6 +521,7 @@ ENTRIES = {
     "_run_guarded", "_marked", "_marked_scaler", "_marked_fetch",
     "__init__", "install", "restore", "count_only", "close_step", "_report_what_was_not_seen",  # outside of steps
     "_close_named_phases", "_report_once", "_report_nested_loop",  # for wrong use, which this program has none of
+    "_continue_step",  # for a loader that is a batch ahead, which this program has none of
     "_hook", "_hook_children", "_fail_optimizer", "see_host_batches", "mark_optimizers",
 }  # fmt: skip
 HOOKS = [name for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES]

@@ -27,10 +27,15 @@ _LEAST_S = 1e-6  # shorter terms are left out
 COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")]
 
 
+# the name of a moment: after the end of its data, the loop continues with a batch that it had asked for in advance
+LAST_BATCH = "last batch"
+
+
 class NamedSpan(NamedTuple):
     """An interval of time with a name, such as that of a callback. Other spans may lie within it.
 
-    A span of length 0 is a moment: ``EPOCH`` means that an epoch began, ``VALIDATION`` that the loop left its steps.
+    A span of length 0 is a moment: ``EPOCH`` means that the loop reached the end of its data or that an epoch began,
+    ``VALIDATION`` that the loop left its steps.
     """
 
     begin_ns: int

@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan, SpansInOrder
+from lm_profiler.analysis.watch.ledger import (
+    CHECKPOINTS,
+    LAST_BATCH,
+    NamedSpan,
+    SpansInOrder,
+)
 from lm_profiler.record.run_record import (
     CHECKPOINT,
     EPOCH,
@@ -231,13 +236,15 @@ def _checkpoint_s(span: NamedSpan, step: RunStep, usual_other_s: float) -> float
 def first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
     """Return the indices of the steps that begin an epoch, except that of the run's first step.
 
-    An epoch may begin within a step that has several batches.
+    An epoch may begin within a step that has several batches. A step with a batch that the loop had before the end of
+    its data begins none.
     """
     first_steps = set()
     for index in range(1, len(steps)):
         gap_before_step = (steps[index - 1].end_ns, steps[index].begin_ns)
         for gap in (gap_before_step, *steps[index].away_ns):
-            if any(event.what == EPOCH for event in events.beginning(*gap)):
+            moments = {event.what for event in events.beginning(*gap)}
+            if EPOCH in moments and LAST_BATCH not in moments:
                 first_steps.add(index)
     return first_steps
 

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
+from lm_profiler.analysis.watch.ledger import EPOCH, LAST_BATCH, VALIDATION
 from lm_profiler.callbacks.marks.loader_passes import DEAD_REFERENCE, LoaderPasses
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
@@ -328,6 +328,13 @@ class HookMarks:
         # batch of an epoch.
         self.timeline.name_outside(reason)
 
+    def _continue_step(self) -> None:
+        """Begin or continue a step without a new batch: after the end of the data, with one that the loop had."""
+        self._is_outside = False
+        if self.passes.is_last_pass_finished:
+            timeline = self.timeline
+            timeline.departures.append((timeline.clock(), LAST_BATCH))
+
     # -- data
 
     def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
@@ -519,7 +526,8 @@ class HookMarks:
             self._count_batch(batch)
         if self._forward_is_open:
             self._close_forward()
-        self._is_outside = False
+        if self._is_outside:
+            self._continue_step()
         self._has_begun = True
         self._has_trained = self._has_trained or module.training
         self._calls += 1
@@ -762,6 +770,8 @@ class HookMarks:
             is_within_named_phase = bool(self._named_phases)
             if not is_within_named_phase:
                 self._end_step_if_done()
+            if is_forward_without_batch and self._is_outside:
+                self._continue_step()
             self._is_outside = False
             self._has_begun = True
         # Gradients may be cleared between the model's call and backward, while forward stays open.
