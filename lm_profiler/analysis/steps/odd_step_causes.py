@@ -123,10 +123,12 @@ def with_causes(
     if not odd:
         return [], []
     ranks = _readings_by_rank(rows, counters)
+    are_first_steps_slow = _are_first_steps_slow(odd, rows, first_steps)
     explained_steps: list[OddStep] = []
     for step in odd:
         explained_step = _with_main_cause(step, ranks, workers)
-        if explained_step.cause is None and step.step in first_steps:
+        is_first_step = step.step in first_steps
+        if explained_step.cause is None and is_first_step and are_first_steps_slow:
             explained_step = _with_epoch_as_cause(explained_step, new_workers)
         explained_steps.append(explained_step)
     blamed_ranks: set[int] = set()
@@ -286,6 +288,20 @@ def _with_main_cause(
     )
     differences = _differing_counters(ranks[slowest_rank], odd.step, excess_s)
     return odd.model_copy(update={"beside": differences, "rank": slowest_rank})
+
+
+def _are_first_steps_slow(
+    odd: Sequence[OddStep], rows: Sequence[StepRow], first_steps: Sequence[int]
+) -> bool:
+    """Return whether at least half of the steps in ``rows`` that begin an epoch are slow.
+
+    If fewer are, as in a loop whose every step begins an epoch, the beginning of an epoch does not explain one of them.
+    """
+    timed_steps = {row.step for row in rows}
+    timed_first_steps = timed_steps.intersection(first_steps)
+    slow_steps = {step.step for step in odd if step.ratio > 1.0}
+    slow_first_steps = timed_first_steps & slow_steps
+    return 2 * len(slow_first_steps) >= len(timed_first_steps)
 
 
 def _with_epoch_as_cause(odd: OddStep, new_workers: int) -> OddStep:

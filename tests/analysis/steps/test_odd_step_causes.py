@@ -79,6 +79,8 @@ def test_less_than_half_is_no_cause(counter: str, share: float, named: bool) -> 
         ({}, [SLOW], 2, "the first step of an epoch, which started 2 workers"),
         ({}, [SLOW], 0, "the first step of an epoch"),
         ({}, [SLOW - 1, SLOW + 1], 2, None),
+        ({}, [SLOW - 1, SLOW], 2, "the first step of an epoch, which started 2 workers"),
+        ({}, list(range(1, 21)), 2, None),  # each step begins an epoch, and one was slow
         ({"gc_s": 0.9, "gc_generation": 2}, [SLOW], 2, "garbage collection of generation 2"),
     ],
 )
