@@ -433,7 +433,7 @@ def changeable_settings(loop: Loop) -> Settings:
         tf32=uses_tf32,
         half_precision=units.half_precision,
         compiled=loop.is_compiled,
-        num_workers=getattr(loader, "num_workers", None),
+        num_workers=loop.num_workers,
         restarts_loader=loop.restarts_loader,
         validates_with_gradients=loop.validates_with_gradients,
         validation_batch_size=loop.validation_batch_size,

@@ -246,6 +246,12 @@ class HookedLoop:
         return self.marks.passes.loader
 
     @property
+    def num_workers(self) -> int | None:
+        if self.given_loader is not None or self.marks is None:
+            return getattr(self.given_loader, "num_workers", None)
+        return self.marks.passes.num_workers
+
+    @property
     def validation_batch_size(self) -> None:
         return None  # which loader validates is not known
 

@@ -154,6 +154,10 @@ class TrainerLoop:
         return None
 
     @property
+    def num_workers(self) -> int | None:
+        return getattr(self.loader, "num_workers", None)
+
+    @property
     def validation_batch_size(self) -> int | None:
         """The batch size of the first validation loader; None if there is none, or it is unknown."""
         loader = self.trainer.val_dataloaders

@@ -634,15 +634,25 @@ def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall]
     assert found.saves_s == pytest.approx(saves_ms * 1e-3)
 
 
-def test_the_innermost_generator_with_half_of_the_time_is_named_if_there_is_no_loader() -> None:
+@pytest.mark.parametrize(
+    "ran_s, is_made_in_thread",
+    [(0.039, True), (0.004, False)],  # of 40 ms: it computes, or it waits for workers or another thread
+)
+def test_the_innermost_generator_with_half_of_the_time_is_named_if_there_is_no_loader(
+    ran_s: float, is_made_in_thread: bool
+) -> None:
     """No line takes half of the 40 ms; of the generators, ``with_features`` is the innermost that does."""
     calls = [
         OuterCall(outer_function="batches", file="a.py", line=9, seconds=0.040),
         OuterCall(outer_function="with_features", file="a.py", line=24, seconds=0.026),
         OuterCall(outer_function="read", file="a.py", line=77, seconds=0.009),
     ]
-    record = record_with({"data": 40.0}, data_calls=calls, settings=Settings(num_workers=None))
+    use = ThreadUse(wall_s=0.04, ran_s=ran_s, no_cpu_s=0.0)
+    settings = Settings(num_workers=None)
+    record = record_with({"data": 40.0}, data_calls=calls, settings=settings, thread_use={"data": use})
     advice = remedy_of(found_in(record, "input"), record)
+    assert ("makes each batch itself" in advice) == is_made_in_thread
+    assert ("IterableDataset" in advice) == is_made_in_thread
     assert advice.startswith("Prepare the data before training, or cache what does not change from pass to pass: ")
     assert "(most of it under with_features (a.py:24))" in advice
 

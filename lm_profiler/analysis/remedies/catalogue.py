@@ -534,14 +534,21 @@ def _package(finding: Finding) -> str:
 
 
 def _text_without_loader(finding: Finding) -> str:
-    """Return the advice for batches that come from no DataLoader, but from a generator of the program, for example."""
+    """Return the advice for batches of which no DataLoader is known.
+
+    A generator of the program may make them, or several loaders with different numbers of workers.
+    """
     place = ""
     if finding.file:
         place = f" (most of it under {_place_text(finding)})"
-    return (
-        f"Prepare the data before training, or cache what does not change from pass to pass: the training thread "
-        f"makes each batch itself{place}. Or wrap the data into an IterableDataset whose DataLoader has workers."
-    )
+    reason = f"the training thread waits for each batch{place}"
+    workers = "If its DataLoader has workers, more of them may help."
+    if finding.facts.get("made_in_thread"):
+        reason = f"the training thread makes each batch itself{place}"
+        workers = (
+            "Or wrap the data into an IterableDataset whose DataLoader has workers."
+        )
+    return f"Prepare the data before training, or cache what does not change from pass to pass: {reason}. {workers}"
 
 
 def _iterator_text(settings: Settings) -> str:

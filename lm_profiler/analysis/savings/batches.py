@@ -38,6 +38,8 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             fields["what"], facts["package_share"] = package
         if str(fields.get("owner")).endswith(".__getitem__"):
             facts.update(_time_of_sample(costs, saves_s))
+        if costs.settings.num_workers is None and _is_thread_busy(costs):
+            facts["made_in_thread"] = 1.0
         fields["facts"] = facts
         # In the training process, loading would take as long as receiving batches from workers.
         is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
@@ -104,7 +106,7 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
         return {}
     # Workers that compute most of the time are too slow, whatever the training thread does meanwhile.
     has_free_workers = workers > 0 and not _workers_are_busy(costs)
-    if has_free_workers and (_takes_over_slowly(costs) or _keeps_queue_full(costs)):
+    if has_free_workers and (_is_thread_busy(costs) or _keeps_queue_full(costs)):
         return {"takes_over": 1.0, "loading_s": _loading_s(costs)}
     # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
@@ -153,10 +155,10 @@ def _workers_are_busy(costs: StepCosts) -> bool:
     )
 
 
-def _takes_over_slowly(costs: StepCosts) -> bool:
-    """Return whether the training thread is busy in the data phase instead of waiting for its workers.
+def _is_thread_busy(costs: StepCosts) -> bool:
+    """Return whether the training thread runs most of the data phase; False if that is unknown.
 
-    It then spends the time on rebuilding the tensors that the workers send, which more workers do not speed up.
+    If the loader has workers, the thread then rebuilds the tensors that they send, which more workers do not speed up.
     """
     use = costs.record.thread_use.get("data")
     if use is None:

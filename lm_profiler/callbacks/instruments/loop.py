@@ -115,6 +115,10 @@ class Loop(Protocol):
         """The loader that runs, or the first of several; None if there is none, or it is unknown."""
 
     @property
+    def num_workers(self) -> int | None:
+        """The number of workers of the loader, or of each of several; None if it is unknown, or if they differ."""
+
+    @property
     def loggers(self) -> Sequence[Any]: ...
 
     @property

@@ -28,6 +28,8 @@ class LoaderPasses:
         self._datasets: dict[int, Callable[[], Any]] = {}
         # weak reference to the loader of the last pass
         self._loader_ref: Callable[[], Any] = DEAD_REFERENCE
+        # the numbers of workers of all loaders of which a pass has begun
+        self._worker_counts: set[int | None] = set()
         self._repeated_passes = 0  # begun over a dataset that had one before
         self._finished_passes = 0  # in which the loop took all batches
         # whether the loop has taken all batches of the last pass
@@ -36,12 +38,14 @@ class LoaderPasses:
     def begin(self, loader: Any) -> None:
         """Note that a pass for training over the data of ``loader`` begins."""
         self.is_last_pass_finished = False
+        self._worker_counts.add(getattr(loader, "num_workers", None))
+        self._loader_ref = ref(loader)
         dataset = getattr(loader, "dataset", None)
         try:
             dataset_ref = ref(dataset)
-            self._loader_ref = ref(loader)
         except TypeError:  # such as a list, to which no weak references exist
-            return
+            dataset = loader
+            dataset_ref = self._loader_ref
         known_ref = self._datasets.get(id(dataset), DEAD_REFERENCE)
         if known_ref() is dataset:
             self._repeated_passes += 1
@@ -57,6 +61,14 @@ class LoaderPasses:
     def loader(self) -> Any:
         """The loader of the loop; None if there were several, or if it no longer exists."""
         return self._loader_ref() if len(self._datasets) == 1 else None
+
+    @property
+    def num_workers(self) -> int | None:
+        """The number of workers of each loader, even if it no longer exists; None without any, or if they differ."""
+        if len(self._worker_counts) != 1:
+            return None
+        (count,) = self._worker_counts
+        return count
 
     def are_begun_in(self, steps: int) -> bool:
         """Return whether nearly all ``steps`` began a pass that the loop left before its end.
