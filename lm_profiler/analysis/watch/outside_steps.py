@@ -89,6 +89,8 @@ def outside_steps(
     )
     first_steps = first_steps_of_epochs(steps, events_in_order)
     usual = _usual_step(steps, first_steps)
+    # Their excess is known by the steps that begin no epoch, if these are not few.
+    is_excess_known = 2 * len(first_steps) <= len(steps)
     for index, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
         # 1. the time outside any step: before this one, and while the loop had left it
@@ -116,7 +118,7 @@ def outside_steps(
                 occurrences[checkpoint].append(event)
 
         # 3. the excess of a step that begins an epoch
-        if index in first_steps:
+        if is_excess_known and index in first_steps:
             for kind, seconds in _excess_of_first_step(step, usual).items():
                 occurrences[kind].append(_Event(seconds, index, is_timed))
 
@@ -190,7 +192,7 @@ def _seconds_by_kind(
     kind_of_rest = _INSTRUMENTS
     if VALIDATION in moments:
         kind_of_rest = VALIDATION
-    elif EPOCH in moments:
+    elif EPOCH in moments and LAST_BATCH not in moments:
         kind_of_rest = EPOCH
     seconds[_Kind(kind_of_rest)] += max(rest_ns, 0) * 1e-9
     return seconds

@@ -63,6 +63,18 @@ def test_the_start_of_an_epoch_is_shared_among_its_steps(steps: int) -> None:
     assert result["first batch"] == pytest.approx((excess_s * turns, turns, excess_s / 6))
 
 
+@pytest.mark.parametrize("steps_of_epoch, is_known", [(1, False), (2, True)])
+def test_the_excess_of_first_steps_needs_steps_that_begin_no_epoch(steps_of_epoch: int, is_known: bool) -> None:
+    """Each epoch has one step or two, and the wait for a batch varies from step to step."""
+    loop = Loop()
+    for number in range(24):
+        if number > 0 and number % steps_of_epoch == 0:
+            loop.moment(EPOCH)
+            loop.passes(1)
+        loop.step(data_s=0.001 * (1 + number % 4))
+    assert ("first batch" in loop.result()) == is_known
+
+
 def test_an_epoch_that_begins_between_two_batches_of_a_step_belongs_to_that_step() -> None:
     loop = Loop()
     for number in range(12):
