@@ -1116,6 +1116,8 @@ def loading_items(what: str, samples: int, workers: int = 0, cores: int = 2, **m
         (loading_items("torch", 200, cores=16), ["Raise num_workers from 0 to"]),
         (loading_items("torch", 200, workers=2), ["Index all 200 samples", "or prepare"]),
         (loading_items("PIL", 200, cores=1), ["Raise num_workers from 0 to", "73% of it in PIL"]),
+        (loading_items("zlib.decompress", 200, cores=1), ["Raise num_workers from 0 to"]),
+        (loading_items("zlib.decompress", 200, workers=2), ["Make Rows.__getitem__ (net.py:12) faster, or prepare"]),
         # 6 ms a sample
         (loading_items("python", 10), ["Raise num_workers from 0 to"]),
         (loading_items("PIL", 10, workers=2), ["Make Rows.__getitem__ (net.py:12) faster (73% of it in PIL)"]),

@@ -65,7 +65,8 @@ _HANDED_OVER_S = 1e-3
 # A sample that a dataset makes in a shorter time is hardly more than indexed: all samples of a batch can be indexed at
 # once, which removes this time instead of moving it to a worker.
 _INDEXING_S = 100e-6
-# The same if a new worker would have no CPU core of its own, and no package, such as a decoder, takes most of the time.
+# The same if a new worker would have no CPU core of its own, and neither a package nor a C function, such as a decoder,
+# takes most of the time.
 _INDEXING_WITHOUT_CORE_S = 500e-6
 # How many smaller batch sizes `plan` tries. The larger one may not fit, because accumulated gradients stay in memory.
 _DIVISORS = 2
@@ -513,8 +514,8 @@ def _can_index_batches(finding: Finding, has_free_core: bool) -> bool:
     sample_s = finding.facts.get("sample_s")
     if sample_s is None:
         return False
-    is_mostly_in_package = "package_share" in finding.facts
-    if has_free_core or is_mostly_in_package:
+    may_decode = "package_share" in finding.facts or "is_c_function" in finding.facts
+    if has_free_core or may_decode:
         return sample_s < _INDEXING_S
     return sample_s < _INDEXING_WITHOUT_CORE_S
 

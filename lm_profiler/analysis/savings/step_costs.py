@@ -361,6 +361,21 @@ class StepCosts:
 
         ``function`` are the fields of a finding that name it. None without such a package.
         """
+        activity, share = self._main_data_activity(function)
+        if activity in _NO_PACKAGES or _is_c_function(activity) or share < 0.5:
+            return None
+        return activity, share
+
+    def is_mostly_in_c_function(self, function: dict[str, Any]) -> bool:
+        """Return whether one C function, such as a decoder, takes half of the time of a function that loads data.
+
+        ``function`` are the fields of a finding that name it.
+        """
+        activity, share = self._main_data_activity(function)
+        return _is_c_function(activity) and share >= 0.5
+
+    def _main_data_activity(self, function: dict[str, Any]) -> tuple[str, float]:
+        """Return what takes most of the time of a function that loads data, and its share; "" and 0 if unknown."""
         seconds_by_activity: defaultdict[str, float] = defaultdict(float)
         for row in (*self.record.python_times, *self.record.worker_times):
             is_of_function = (row.file, row.function) == (
@@ -370,12 +385,9 @@ class StepCosts:
             if is_of_function and row.phase == "data":
                 seconds_by_activity[row.what] += row.seconds
         if not seconds_by_activity:
-            return None
+            return "", 0.0
         activity = max(seconds_by_activity, key=seconds_by_activity.__getitem__)
         share = seconds_by_activity[activity] / sum(seconds_by_activity.values())
-        is_c_function = "." in activity
-        if activity in _NO_PACKAGES or is_c_function or share < 0.5:
-            return None
         return activity, share
 
     def main_data_call(self) -> dict[str, Any]:
@@ -505,6 +517,11 @@ class LoopLine:
         return (
             f"{longest.outer_function} ({PurePath(longest.file).name}:{longest.line})"
         )
+
+
+def _is_c_function(activity: str) -> bool:
+    """Return whether an activity in ``PythonTime`` is a C function, such as ``zlib.decompress``."""
+    return "." in activity
 
 
 def _by_function(rows: Iterable[PythonTime]) -> list[list[PythonTime]]:
