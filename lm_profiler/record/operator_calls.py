@@ -157,6 +157,8 @@ class StepCalls:
     calls: Sequence[OperatorCall]
     # storages of the parameters that an optimizer updates
     trained: frozenset[int] = frozenset()
+    # storages of the tensors that modules had when the step began
+    of_modules: frozenset[int] = frozenset()
     # storages that may be read by code whose calls were not recorded, in the step or after it
     kept: frozenset[int] = frozenset()
     # False if kernels ran that bypass torch: they may have read results without being recorded

@@ -43,14 +43,13 @@ def calls_with_causal_masks(step: StepCalls) -> dict[int, float]:
 
 
 def _storages_of_each_step(step: StepCalls) -> set[int]:
-    """Return the storages whose content existed before the step, is constant, or is computed from such content at once.
+    """Return the storages whose content a module had before the step, is constant, or is made from these at once.
 
-    A mask that the step computes from its batch in several operators may be causal by chance, such as without padding.
-    One operator converts a mask of booleans, which may be kept in an attribute of the program.
+    A mask that comes with the batch, or that the step computes from it, may be causal by chance, as without padding.
+    One operator converts a mask of booleans, which may be kept in an attribute of a module.
     """
     constants = constant_storages(step)
-    known_before = constants.union(*(call.reads for call in step.calls))
-    known_before -= step.writers.keys() - constants
+    known_before = constants | (step.of_modules - step.writers.keys())
     storages = set(known_before)
     for storage in step.writers:
         writer = step.only_writer_of(storage)

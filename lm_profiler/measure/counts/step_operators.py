@@ -142,6 +142,8 @@ class StepOperators:
         self._other_leaves: dict[int, ref[Tensor]] = {}
         # the storages of parameters, and of what recorded calls of the step have written
         self._known_storages: set[int] = set()
+        # the storages of the tensors that modules had when the step began
+        self._module_storages: set[int] = set()
         # whether forward reads any other tensor that requires a gradient
         self._has_gradients_of_inputs = False
         # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
@@ -171,6 +173,7 @@ class StepOperators:
         module, _ = self._parties()
         self._first_gradients = self._gradient_storages(module)
         self._known_storages = self._storages.of_all(module.parameters())
+        self._module_storages = self._storages.of_all(_tensors_of_modules(module))
         for buffer in module.buffers():
             self._values.note_constant(self._storages.number_of(buffer))
 
@@ -505,6 +508,7 @@ class StepOperators:
         return StepCalls(
             calls=self._calls,
             trained=frozenset(self._storages.of_all(updated)),
+            of_modules=frozenset(self._module_storages),
             kept=frozenset(kept),
             is_complete=is_complete and self._sees_all and not self._has_sparse_tensors,
             trained_elements=sum(parameter.numel() for parameter in updated),
@@ -573,6 +577,14 @@ def _references_to_gradient() -> int:
     leaf.grad = torch.zeros(1)
     gradient = leaf.grad
     return sys.getrefcount(gradient)
+
+
+def _tensors_of_modules(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of ``module``, and the tensors that it and its parts have as attributes."""
+    attributes: list[Any] = []
+    for part in module.modules():
+        attributes.extend(vars(part).values())
+    return dense_tensors([*module.parameters(), *module.buffers(), *attributes])
 
 
 def _updated_parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:

@@ -39,6 +39,7 @@ class Net(nn.Module):
         self.gru_cell = nn.GRUCell(WIDTH, WIDTH)
         self.gru = nn.GRU(WIDTH, WIDTH)
         self.lstm = nn.LSTM(WIDTH, WIDTH)
+        self.mask: Tensor | None = None  # of attention; no buffer
         self.register_buffer("positions", torch.arange(256.0))
         self.register_buffer("noise_scales", torch.ones(TOKENS, WIDTH))
 
@@ -57,7 +58,7 @@ class Step:
         self.operators = StepOperators(lambda: (self.net, [self.generator, self.critic]), clock=clock)
         self.history: list[float] = []
         self.keeps_gradients = False
-        self.mask: Tensor | None = None  # of attention
+        self.mask: Tensor | None = None  # of attention, made by the loader
         self.convolutions: nn.ModuleList | None = None
         self.frozen = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(20)])
 
@@ -295,11 +296,11 @@ def boolean_mask_of_a_layer(step: Step, hidden: Tensor, labels: Tensor) -> Tenso
 
 
 def mask_that_is_kept(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
-    if step.mask is None:
-        step.mask = torch.ones(1000, 1000, dtype=torch.bool).tril()
+    if step.net.mask is None:
+        step.net.mask = torch.ones(1000, 1000, dtype=torch.bool).tril()
     states = torch.ones(1, 1, 1000, 8) * hidden.mean()
     for _ in range(4):
-        states = functional.scaled_dot_product_attention(states, states, states, step.mask)  # here
+        states = functional.scaled_dot_product_attention(states, states, states, step.net.mask)  # here
     return plain(step, hidden + states.mean(), labels)
 
 
@@ -334,6 +335,13 @@ def mask_of_each_sample(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The loader made it, with padding; these samples have none."""
     if step.mask is None:
         step.mask = torch.ones(600, 600, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    return plain_attended(step, hidden, labels, step.mask)
+
+
+def mask_of_one_sample(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The loader made it, with borders of documents; this sample has none."""
+    if step.mask is None:
+        step.mask = torch.zeros(600, 600).masked_fill(torch.ones(600, 600).triu(1) > 0, -torch.inf)
     return plain_attended(step, hidden, labels, step.mask)
 
 
@@ -1131,6 +1139,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (mask_with_distances, "causal"),
         (mask_of_documents, "causal"),
         (mask_of_each_sample, "causal"),
+        (mask_of_one_sample, "causal"),
         (masked_and_paired_elements, "indexed"),
         (norm_of_small_parameters, "small_parameters"),
         (logits_of_a_convolution, "transposed"),
