@@ -127,6 +127,8 @@ class OperatorCall:
     # the call of a recurrent layer that called it; None for bidirectional layers
     layer_call: LayerCall | None = None
     linear_map: LinearMap | None = None  # the layer, if it is a convolution or product
+    # if it adds or stacks tensors: the storages of those whose elements keep their places
+    added: frozenset[int] = frozenset()
     product: Product | None = None  # its factors, if it is a matrix product
     # if it copies rows by ``x[index]`` on the CPU, with one tensor of integers: the number of elements of a row
     indexed_row_elements: int = 0

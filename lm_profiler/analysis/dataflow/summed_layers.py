@@ -64,13 +64,16 @@ def _added_layers(step: StepCalls, siblings: Sequence[int]) -> Iterator[list[int
 def _sums_of(step: StepCalls, number: int) -> list[int]:
     """Return the calls that add the result of call ``number`` to others, and then their results, as long as they do.
 
-    It ends with a result that is read by another operator, or by several.
+    It ends with a result that is read by another operator, or by several, or that is added transposed.
     """
     elements = step.calls[number].elements
     sums: list[int] = []
+    summand = number
     reader = _only_reader(step, number)
     while reader is not None:
         call = step.calls[reader]
+        if not call.added.issuperset(step.calls[summand].writes):
+            break
         if call.name == _STACK:
             reader = _only_reader(step, reader)
             is_sum = (
@@ -83,7 +86,8 @@ def _sums_of(step: StepCalls, number: int) -> list[int]:
         if reader is None or not is_sum:
             break
         sums.append(reader)
-        reader = _only_reader(step, reader)
+        summand = reader
+        reader = _only_reader(step, summand)
     return sums
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,8 @@ from lm_profiler.measure.counts.call_tensors import is_dense
 from lm_profiler.record.operator_calls import LinearMap
 
 _CONVOLUTION = "aten::convolution"
+_SUMS = ("aten::add", "aten::add_")
+_STACK = "aten::stack"
 # matrix products of an input and a weight, with the position of the input among the arguments
 _INPUT_OF_PRODUCT = {"aten::mm": 0, "aten::addmm": 1}
 
@@ -39,3 +41,23 @@ def linear_map_of_call(
         kernel=tuple(weight.shape[2:]),
         padding=tuple(padding),
     )
+
+
+def tensors_added_elementwise(
+    name: str, inputs: Sequence[Tensor], result: Any
+) -> list[Tensor]:
+    """Return the tensors among ``inputs`` that a call adds or stacks with each element at its own place.
+
+    A transposed one is left out: its elements are added to others than those of the same index.
+    """
+    if name in _SUMS:
+        shape, strides = result.shape, result.stride()
+    elif name == _STACK:
+        shape, strides = inputs[0].shape, inputs[0].stride()
+    else:
+        return []
+    return [
+        tensor
+        for tensor in inputs
+        if tensor.shape == shape and tensor.stride() == strides
+    ]

@@ -36,7 +36,10 @@ from lm_profiler.measure.counts.call_tensors import (
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
 from lm_profiler.measure.counts.float32_times import Float32Times
-from lm_profiler.measure.counts.linear_maps import linear_map_of_call
+from lm_profiler.measure.counts.linear_maps import (
+    linear_map_of_call,
+    tensors_added_elementwise,
+)
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
@@ -348,6 +351,11 @@ class StepOperators:
                 layer_call=layer_call,
                 linear_map=linear_map_of_call(
                     name, args, result, self._values.number_of
+                ),
+                added=frozenset(
+                    self._storages.of_all(
+                        tensors_added_elementwise(name, inputs, result)
+                    )
                 ),
                 product=product_of_call(name, args, self._storages),
                 indexed_row_elements=_indexed_row_elements(name, args),

@@ -390,6 +390,15 @@ def crossed_kernels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, states.view(TOKENS, WIDTH), labels)
 
 
+def transposed_result(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """No single layer gives the sum of a result and of another one that is transposed."""
+    first, _, _, last = step.net.block
+    for _ in range(4):
+        inputs = hidden[:WIDTH].relu()
+        hidden = first(inputs) + last(inputs).t()
+    return plain(step, hidden, labels[:WIDTH])
+
+
 def dilated_branches(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     states = hidden.view(1, 8, -1)
     near, far = convolutions_of(step, (3,), (5,), dilation=4)
@@ -1127,6 +1136,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (head_whose_output_is_fed_back, "looped"),
         (attention_by_hand_with_dropout, "scores"),
         (crossed_kernels, "summed"),
+        (transposed_result, "summed"),
         (dilated_branches, "summed"),
         (normalized_branches, "summed"),
         (gated_branches, "summed"),
