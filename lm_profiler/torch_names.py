@@ -128,6 +128,12 @@ GRAPH_TASK = PrivateName(
     "FLOPs and causes unknown",
 )
 
+INNERMOST_HOOKS = PrivateName(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    "lets the program's hooks for saved tensors come before ours",
+    "causes unknown",
+)
+
 OPERATOR_SCHEMA = PrivateName(
     "OpOverload._schema",
     "shows which arguments an operator changes",

@@ -18,6 +18,7 @@ from known_loop import SimulatedClock
 from own_loops import STEPS, ZOO, loader, slow_model_and_optimizer, spend
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, TensorDataset
 
 from lm_profiler.analysis.compare.differences import incomparable_facts
@@ -514,6 +515,27 @@ def test_training_has_the_same_weights_and_random_numbers(is_explicit: bool) -> 
         profiled = weights_of_training(run if is_explicit else None)
     assert run.record.status == "ok"
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
+
+
+def losses_with_checkpointing(is_profiled: bool) -> list[float]:
+    """Without a loader, a step begins when the model is called, in the context of the checkpoint."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    profiling = profile_with(options(memory_steps=2), [optimizer]) if is_profiled else nullcontext()
+    with profiling:
+        for _ in range(20):
+            loss = (2.0 * checkpoint(model, torch.randn(6, 4), use_reentrant=False)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+def test_a_model_whose_calls_are_checkpointed_trains_the_same() -> None:
+    assert losses_with_checkpointing(is_profiled=True) == losses_with_checkpointing(is_profiled=False)
 
 
 ENTRIES = {

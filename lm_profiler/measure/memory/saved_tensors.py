@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import graph
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.torch_names import DYNAMO, GRAPH_TASK
+from lm_profiler.torch_names import DYNAMO, GRAPH_TASK, INNERMOST_HOOKS
 
 
 @dataclass(eq=False)
@@ -26,8 +26,9 @@ class _SavedTensor:
 class SavedTensors:
     """The tensors that autograd saved while this object watched and still keeps for backward.
 
-    The step's own hooks take precedence, because they are entered later. A tensor that they replace (activation
-    checkpointing, ``save_on_cpu``) is not seen here; it is not saved on the device either.
+    The program's own hooks take precedence: ours lie below them, even if a step begins or ends within their context. A
+    tensor that they replace (activation checkpointing, ``save_on_cpu``) is not seen here; it is not saved on the device
+    either.
     """
 
     def __init__(self, guard: Guard = UNGUARDED) -> None:
@@ -35,9 +36,9 @@ class SavedTensors:
         self._guard = guard
         # Not compiled: torch.compile would otherwise compile the hook with a part of the step.
         pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
-        hooks = graph.saved_tensors_hooks(pack, _unpack)
-        self._enter: Callable[[], object] = hooks.__enter__
-        self._exit: Callable[[], object] = hooks.__exit__
+        self._hooks = graph.saved_tensors_hooks(pack, _unpack)
+        self._enter: Callable[[], object] = self._hooks.__enter__
+        self._exit: Callable[[], object] = self._hooks.__exit__
         self.is_watching = False
         # torch's ``disable_saved_tensors_hooks`` while it is replaced
         self._disable: Any = None
@@ -61,15 +62,37 @@ class SavedTensors:
             self._disable = None
 
     def _set_watching(self, is_watching: bool) -> None:
-        """Add or remove our hooks, and note that they are there.
+        """Add or remove our hooks below those of the program, and note that they are there.
 
         Both are done in a single statement, so that an interrupt hardly comes between them: the hooks would then stay,
         or be removed twice.
         """
-        if is_watching and not self.is_watching:
-            _, self.is_watching = self._enter(), True
-        elif self.is_watching and not is_watching:
-            _, self.is_watching = self._exit(), False
+        if is_watching == self.is_watching:
+            return
+        programs_hooks = self._take_programs_hooks()
+        try:
+            if is_watching:
+                _, self.is_watching = self._enter(), True
+            else:
+                _, self.is_watching = self._exit(), False
+        finally:
+            for hooks in reversed(programs_hooks):
+                hooks.__enter__()
+
+    def _take_programs_hooks(self) -> list[graph.saved_tensors_hooks]:
+        """Remove the hooks that the program has added since ours, or all of its hooks; return them, the last first.
+
+        The contexts of the program that have added them remove what is then on top, so they must be put back.
+        """
+        find_innermost = INNERMOST_HOOKS.find()
+        removed: list[graph.saved_tensors_hooks] = []
+        while True:
+            innermost = find_innermost(True)  # also while something is traced
+            if innermost is None or innermost[0] is self._hooks.pack_hook:
+                return removed
+            hooks = graph.saved_tensors_hooks(*innermost)
+            hooks.__exit__()
+            removed.append(hooks)
 
     def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
         """Return what autograd keeps in place of ``tensor``, and gives to ``_unpack`` when it needs the tensor."""

@@ -202,6 +202,35 @@ def test_after_a_failed_step_no_hook_is_left() -> None:
     assert not list(saved)
 
 
+def test_hooks_of_the_program_stay_the_innermost_if_a_step_begins_or_ends_within_them() -> None:
+    """Each ``exp`` saves its result: to the program's hooks within their context, else to ours while they are there."""
+    x = torch.ones(5, requires_grad=True)
+    packed: list[str] = []
+
+    def hooks(name: str) -> graph.saved_tensors_hooks:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed.append(name)
+            return tensor
+
+        return graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    saved = SavedTensors()
+    with hooks("outer"), hooks("inner"):
+        saved.watch()
+        of_program = [x.exp()]
+    assert (packed, list(saved)) == (["inner"], [])
+    of_step = x.exp()
+    assert len(list(saved)) == 1
+    with hooks("outer"):
+        with hooks("inner"):
+            saved.unwatch()
+            of_program.append(x.exp())
+        of_program.append(x.exp())
+    after_step = x.exp()
+    assert (packed, len(list(saved))) == (["inner", "inner", "outer"], 1)
+    (of_step + after_step + sum(of_program)).sum().backward()
+
+
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
