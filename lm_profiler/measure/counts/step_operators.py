@@ -133,6 +133,8 @@ class StepOperators:
         self._storages = StorageNumbers()
         self._values = ValueNumbers(self._storages)
         self._float32_times = Float32Times(clock)
+        # the number of the values of a mask of attention to its number of positions if it is causal, else to 0
+        self._causal_lengths: dict[int, int] = {}
         # the number of an autograd node to the number of the call that made it
         self._forward_by_node: dict[int, int] = {}
         # the number of the last node that forward has made
@@ -166,6 +168,7 @@ class StepOperators:
         """Forget the previous step; note the gradients that it left, and the buffers."""
         self._calls = []
         self._values = ValueNumbers(self._storages)
+        self._causal_lengths = {}
         self._forward_by_node = {}
         self._last_forward_node = -1
         self._exposed_storages = set()
@@ -387,7 +390,11 @@ class StepOperators:
         mask = mask_of_attention(name, inputs)
         if mask is None:
             return None
-        length = causal_length(mask)
+        # Searching a large mask takes a second, and all layers may get the same one.
+        values = self._values.number_of(mask)
+        if values not in self._causal_lengths:
+            self._causal_lengths[values] = causal_length(mask)
+        length = self._causal_lengths[values]
         if length == 0:
             return None
         return CausalMask(self._storages.number_of(mask), length)

@@ -17,6 +17,8 @@ from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
 from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
+from lm_profiler.measure.counts import step_operators
+from lm_profiler.measure.counts.causal_masks import causal_length
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.record.findings import NeedlessOperators
@@ -684,6 +686,30 @@ def test_attention_that_is_causal_needs_no_mask() -> None:
     assert share_by_name[attention] == share_by_name[f"{attention}_backward"]
     assert share_by_name[attention] == pytest.approx(skipped_share + 0.08 * (1.0 - skipped_share))
     assert share_by_name["aten::triu_"] == 1.0
+
+
+def test_a_mask_of_several_layers_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three calls of attention get one mask, and the fourth gets a copy that shows one later position."""
+    searched: list[int] = []
+
+    def counted_length(mask: Tensor) -> int:
+        searched.append(len(mask))
+        return causal_length(mask)
+
+    def changed_mask(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+        mask = torch.full((600, 600), -torch.inf).triu(1)
+        states = torch.ones(1, 1, 600, 8) * hidden.mean()
+        for _ in range(3):
+            states = functional.scaled_dot_product_attention(states, states, states, mask)
+        mask = mask.clone()
+        mask[0, 1] = 0.0
+        states = functional.scaled_dot_product_attention(states, states, states, mask)
+        return plain(step, hidden + states.mean(), labels)
+
+    monkeypatch.setattr(step_operators, "causal_length", counted_length)
+    calls = Step().calls(changed_mask).calls
+    assert len(searched) == 2 * 2  # two steps
+    assert sum(call.causal_mask is not None and call.phase == "forward" for call in calls) == 3
 
 
 def accumulated(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
