@@ -13,6 +13,7 @@ from lm_profiler.analysis.savings.step_costs import WORTH
 from lm_profiler.analysis.steps.odd_step_causes import NO_CPU
 from lm_profiler.record.machine import Flops, Utilisation
 from lm_profiler.record.run_record import (
+    EXCHANGE,
     BetweenSteps,
     Contributor,
     Finding,
@@ -590,8 +591,8 @@ def loop_call(line: int, ms: float, function: str = "", exchange_ms: float = 0.0
         (
             [loop_call(7, 17.0, exchange_ms=16.0), loop_call(5, 4.0, "Agent.act", forward="acting")],
             (
-                "Wait less for other processes after optimizer.step(), where line 5 runs the model without gradients "
-                "(acting, generation or evaluation): train.py:7 takes most of that time to send them data "
+                "Wait less for other processes or threads after optimizer.step(), where line 5 runs the model without "
+                "gradients (acting, generation or evaluation): train.py:7 takes most of that time to send them data "
             ),
             17.0,
         ),
@@ -630,7 +631,7 @@ def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall]
     record = record_with({"other": 30.0}, other_by_owner=gaps, outer_calls=calls, loop="own")
     found = found_in(record, "owner")
     assert remedy_of(found, record).startswith(text)
-    assert found.may == text.startswith("Wait less for other processes")
+    assert found.may == text.startswith("Wait less for other processes or threads")
     assert found.saves_s == pytest.approx(saves_ms * 1e-3)
 
 
@@ -1116,6 +1117,7 @@ def loading_items(what: str, samples: int, workers: int = 0, cores: int = 2, **m
         (loading_items("torch", 200, cores=16), ["Raise num_workers from 0 to"]),
         (loading_items("torch", 200, workers=2), ["Index all 200 samples", "or prepare"]),
         (loading_items("PIL", 200, cores=1), ["Raise num_workers from 0 to", "73% of it in PIL"]),
+        (loading_items(EXCHANGE, 200, workers=2), ["Make Rows.__getitem__ (net.py:12) faster, or prepare"]),
         (loading_items("zlib.decompress", 200, cores=1), ["Raise num_workers from 0 to"]),
         (loading_items("zlib.decompress", 200, workers=2), ["Make Rows.__getitem__ (net.py:12) faster, or prepare"]),
         # 6 ms a sample

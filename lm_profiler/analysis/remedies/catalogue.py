@@ -514,8 +514,9 @@ def _can_index_batches(finding: Finding, has_free_core: bool) -> bool:
     sample_s = finding.facts.get("sample_s")
     if sample_s is None:
         return False
-    may_decode = "package_share" in finding.facts or "is_c_function" in finding.facts
-    if has_free_core or may_decode:
+    is_mostly_in_package = "package_share" in finding.facts
+    is_in_other_code = is_mostly_in_package or "in_other_code" in finding.facts
+    if has_free_core or is_in_other_code:
         return sample_s < _INDEXING_S
     return sample_s < _INDEXING_WITHOUT_CORE_S
 
@@ -662,9 +663,9 @@ def _loop_line_text(finding: Finding, action: str) -> str:
     part = "most of that time" if share >= 0.5 else f"{share:.0%} of that time"
     if finding.facts.get("exchanges"):
         return (
-            f"Wait less for other processes {action}{acting}: {place} takes {part} to send them data and to wait for "
-            "theirs (environments, pipes, sockets, queues). Give them more work per call or, if they do little, try to "
-            "do it in this process."
+            f"Wait less for other processes or threads {action}{acting}: {place} takes {part} to send them data and to "
+            "wait for theirs (environments, pipes, sockets, queues). Give them more work per call or, if they do "
+            "little, try to do it in the training thread."
         )
     function = f", mostly in {finding.what}" if finding.what else ""
     return f"Do less work {action}{acting}, or do it less often: {place} takes {part}{function}."
@@ -699,7 +700,7 @@ def _sleep_text(finding: Finding, settings: Settings) -> str:
         return f"Find out what {finding.phase} waits for without computing: sleep, I/O or a lock."
     wait = f"waits in {finding.what} without computing"
     if finding.what == EXCHANGE:
-        wait = "waits for other processes"
+        wait = "waits for other processes or threads"
     return f"Remove the wait from {finding.phase}: {_place_text(finding)} {wait}."
 
 
@@ -712,7 +713,7 @@ def _python_text(finding: Finding, settings: Settings) -> str:
     if finding.what == PRINTING:
         return f"Do not convert tensors to text in {finding.phase}: {place} does so, even if the text is never read."
     if finding.what == EXCHANGE:
-        return f"Exchange less data with other processes in {finding.phase}: {place} does so."
+        return f"Exchange less data with other processes or threads in {finding.phase}: {place} does so."
     if finding.what != "python":
         return f"Move the {finding.what} code of {place} out of {finding.phase}."
     if finding.phase == "optimizer":

@@ -36,8 +36,8 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         package = costs.main_package(fields)
         if package is not None:
             fields["what"], facts["package_share"] = package
-        if costs.is_mostly_in_c_function(fields):
-            facts["is_c_function"] = 1.0
+        if costs.is_mostly_in_other_code(fields):
+            facts["in_other_code"] = 1.0
         if str(fields.get("owner")).endswith(".__getitem__"):
             facts.update(_time_of_sample(costs, saves_s))
         if costs.settings.num_workers is None and _is_thread_busy(costs):

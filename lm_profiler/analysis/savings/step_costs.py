@@ -18,6 +18,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from lm_profiler.record.run_record import (
+    EXCHANGE,
+    PRINTING,
     Finding,
     FindingName,
     ForwardKind,
@@ -362,17 +364,19 @@ class StepCosts:
         ``function`` are the fields of a finding that name it. None without such a package.
         """
         activity, share = self._main_data_activity(function)
-        if activity in _NO_PACKAGES or _is_c_function(activity) or share < 0.5:
+        is_package = activity not in _NO_PACKAGES and not _is_other_code(activity)
+        if not is_package or share < 0.5:
             return None
         return activity, share
 
-    def is_mostly_in_c_function(self, function: dict[str, Any]) -> bool:
-        """Return whether one C function, such as a decoder, takes half of the time of a function that loads data.
+    def is_mostly_in_other_code(self, function: dict[str, Any]) -> bool:
+        """Return whether a C function, such as a decoder, takes half of the time of a function that loads data.
 
-        ``function`` are the fields of a finding that name it.
+        The same goes for waiting for other processes and for printing. ``function`` are the fields of a finding that
+        name it.
         """
         activity, share = self._main_data_activity(function)
-        return _is_c_function(activity) and share >= 0.5
+        return _is_other_code(activity) and share >= 0.5
 
     def _main_data_activity(self, function: dict[str, Any]) -> tuple[str, float]:
         """Return what takes most of the time of a function that loads data, and its share; "" and 0 if unknown."""
@@ -519,9 +523,10 @@ class LoopLine:
         )
 
 
-def _is_c_function(activity: str) -> bool:
-    """Return whether an activity in ``PythonTime`` is a C function, such as ``zlib.decompress``."""
-    return "." in activity
+def _is_other_code(activity: str) -> bool:
+    """Return whether an activity in ``PythonTime`` is a C function (``zlib.decompress``), an exchange or printing."""
+    is_c_function = "." in activity
+    return is_c_function or activity in (EXCHANGE, PRINTING)
 
 
 def _by_function(rows: Iterable[PythonTime]) -> list[list[PythonTime]]:

@@ -165,7 +165,7 @@ def _costliest_module_text(record: RunRecord) -> str:
     for term in record.waterfall.terms:
         if term.name in _TERMS_OF_OPERATORS:
             for contributor in term.contributors:
-                operator = contributor.what.replace("aten::", "").lstrip("_")
+                operator = _operator_text(contributor.what)
                 seconds[contributor.module or operator][operator] += contributor.seconds
     if not seconds:
         return ""
@@ -178,6 +178,13 @@ def _costliest_module_text(record: RunRecord) -> str:
     if longest_operator != place:
         operator_text = f", mostly in {longest_operator}"
     return f" Look first at {place}: it takes {share:.0%} of the step{operator_text}."
+
+
+def _operator_text(what: str) -> str:
+    """Return an operator as text: ``optimizer: aten::_foreach_add_`` is "foreach_add_ in optimizer"."""
+    phase, _, name = what.rpartition(": ")
+    operator = name.replace("aten::", "").lstrip("_")
+    return f"{operator} in {phase}" if phase else operator
 
 
 def findings_lines(record: RunRecord) -> list[str]:

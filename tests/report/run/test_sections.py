@@ -8,7 +8,17 @@ from made_waterfall import made_waterfall
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, LISTS
-from lm_profiler.record.run_record import Finding, OddStep, RunRecord, StepCounters, Sync, Verdict, Waterfall
+from lm_profiler.record.run_record import (
+    Contributor,
+    Finding,
+    OddStep,
+    RunRecord,
+    StepCounters,
+    Sync,
+    Term,
+    Verdict,
+    Waterfall,
+)
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.verdict import next_text, odd_text, step_lines
@@ -152,6 +162,13 @@ UNEXPLAINED = "No cause that this tool knows was found, and 89% of what the mach
 NOTHING = "Nothing stands out: no known single change would save 5% of the step."
 
 
+def waterfall_of_updates(step_s: float, updates_s: float) -> Waterfall:
+    """A step whose optimizer spends ``updates_s`` outside of modules."""
+    updates = Contributor(module=None, what="optimizer: aten::_foreach_add_", count=1.0, seconds=updates_s, detail=None)
+    term = Term(name="bandwidth", seconds=updates_s, contributors=[updates])
+    return made_waterfall().model_copy(update={"step_s": step_s, "terms": [term]})
+
+
 @pytest.mark.parametrize(
     "utilisation, waterfall, text",
     [
@@ -160,6 +177,12 @@ NOTHING = "Nothing stands out: no known single change would save 5% of the step.
             0.11,
             made_waterfall(),
             f"{UNEXPLAINED} Look first at model.blocks.*.attn: it takes 24% of the step, mostly in mm.",
+        ),
+        # half of the step outside of modules
+        (
+            0.11,
+            waterfall_of_updates(step_s=0.1, updates_s=0.05),
+            f"{UNEXPLAINED} Look first at foreach_add_ in optimizer: it takes 50% of the step.",
         ),
         (0.11, made_waterfall(step_ms=1000.0), UNEXPLAINED),  # no module takes a tenth
         (0.11, None, UNEXPLAINED),
