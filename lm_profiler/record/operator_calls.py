@@ -225,6 +225,12 @@ class StepCalls:
         """Return the numbers of a call and of the calls of its backward pass."""
         return (number, *self.backward_of.get(number, ()))
 
+    def seconds_with_backward(self, number: int) -> float:
+        """Return the seconds of a call and of the calls of its backward pass."""
+        return sum(
+            self.calls[related].seconds for related in self.with_backward(number)
+        )
+
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
         """Return the lines that led to a call; for a call of a backward pass, those of its forward call."""
         call = self.calls[number]

@@ -89,7 +89,7 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
         if call.phase != _FORWARD:
             continue
         places_by_call[number] = _places_of(call)
-        related_s = _seconds_with_backward(step, number)
+        related_s = step.seconds_with_backward(number)
         for place in places_by_call[number]:
             seconds[place] += related_s
             if number in layers_and_losses:
@@ -148,7 +148,7 @@ def _main_inner_place(
     depths: dict[CodeLine, int] = {}
     for number in numbers:
         places = _places_of(step.calls[number])
-        related_s = _seconds_with_backward(step, number)
+        related_s = step.seconds_with_backward(number)
         total_s += related_s
         for depth, inner_place in enumerate(places):
             if depth > places.index(place):
@@ -186,7 +186,7 @@ def _is_between(
         if number in layers or leads_to_layer:
             to_layers.update(call.reads)
         if number in members:
-            related_s = _seconds_with_backward(step, number)
+            related_s = step.seconds_with_backward(number)
             seconds += related_s
             if leads_to_layer and number in calls_after_layers:
                 seconds_between += related_s
@@ -286,10 +286,5 @@ def _main_line(step: StepCalls, function: CodeLine, numbers: Iterable[int]) -> C
     for number in numbers:
         for line in step.calls[number].lines:
             if (line.file, line.function) == (function.file, function.function):
-                seconds[line] += _seconds_with_backward(step, number)
+                seconds[line] += step.seconds_with_backward(number)
     return max(seconds, key=seconds.__getitem__)
-
-
-def _seconds_with_backward(step: StepCalls, number: int) -> float:
-    """Return the seconds of a call and of those of its backward pass."""
-    return sum(step.calls[related].seconds for related in step.with_backward(number))

@@ -118,7 +118,7 @@ def _saved_share(step: StepCalls, layers: Sequence[int]) -> float:
         layer = step.calls[number].linear_map
         assert layer is not None
         maps.append(layer)
-        seconds.append(_seconds_with_backward(step, number))
+        seconds.append(step.seconds_with_backward(number))
     sizes = [math.prod(layer.kernel) for layer in maps]
     largest = max(range(len(maps)), key=sizes.__getitem__)
     merged_s = seconds[largest] * _merged_size(maps) / sizes[largest]
@@ -139,8 +139,3 @@ def _merged_size(maps: Iterable[LinearMap]) -> int:
         after = max(length - padding for length, padding in places)
         size *= before + after
     return size
-
-
-def _seconds_with_backward(step: StepCalls, number: int) -> float:
-    """Return the seconds of a call and of those of its backward pass."""
-    return sum(step.calls[related].seconds for related in step.with_backward(number))
