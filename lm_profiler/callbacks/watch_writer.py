@@ -53,9 +53,8 @@ from lm_profiler.record.watch_files import (
     process_name,
 )
 
-_COMPARE_RANKS_NS = (
-    30 * 1_000_000_000
-)  # how often the reports of the other ranks are read
+# how often the reports of the other ranks are read
+_COMPARE_RANKS_NS = 30 * 1_000_000_000
 _WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
 # Training is stalled if nothing begins or ends for a minute and for twenty times the usual step.
@@ -245,9 +244,8 @@ class WatchWriter:
             self.traces.consider(event, hand_over.now_ns)
         if hand_over.traced is not None:
             self._keep_trace(hand_over.traced)
-        self._newest = hand_over._replace(
-            marks=()
-        )  # the marks are read, and take memory
+        # the marks are read, and take memory
+        self._newest = hand_over._replace(marks=())
         self._keep_steps(first_step, timed, hand_over)
         self._add_to_live_row(timed, hand_over)
         # Writing the status takes 0.3 ms of this thread, so once per hand-over is affordable.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-INPUT_PHASES = (
-    "data",
-    "transfer",
-)  # all work and waiting in these phases is for the batch
+# all work and waiting in these phases is for the batch
+INPUT_PHASES = ("data", "transfer")
 PHASES = (*INPUT_PHASES, "forward", "zero_grad", "backward", "clip", "optimizer")
 WORKING_PHASES = PHASES[len(INPUT_PHASES) :]
 NO_PHASE = "other"  # time outside of phases

@@ -75,9 +75,8 @@ _EXCHANGING_FUNCTIONS = (
     "select.",
     "socket.",
 )
-_PIPES_OF_PROGRAM = range(
-    3
-)  # the descriptors of its input and output, which are no exchange even if they are pipes
+# the descriptors of the program's input and output, which are no exchange even if they are pipes
+_PIPES_OF_PROGRAM = range(3)
 
 # Linux alone has the usage of a thread.
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
@@ -367,9 +366,8 @@ class PythonTimes:
         """Note the call of the program's code that ``frame`` begins to run while the loop waits for a batch."""
         function = _function_of(frame)
         for call in self._data_calls:
-            if (
-                call.function == function
-            ):  # it calls itself: the outer call has the time
+            # it calls itself: the outer call has the time
+            if call.function == function:
                 return
         self._data_calls.append(
             _DataCall(function, len(self._stack) + 1, self._all_data_ns)
