@@ -9,7 +9,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.boundary import UNGUARDED, Guard, comes_from_outside
 from lm_profiler.measure.clocks.tape import DATA, OTHER
 from lm_profiler.measure.user_code import (
     LIGHTNING,
@@ -882,12 +881,15 @@ def _is_of_pipe(name: str, function: Any) -> bool:
     """Return whether the C function ``function``, of this name, is a method of a pipe or socket to another process."""
     if not name.startswith("_io."):
         return False
-    with suppress(Exception):  # a file may have no descriptor, or be closed
+    try:
         descriptor = function.__self__.fileno()
         mode = os.fstat(descriptor).st_mode
-        is_connection = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-        return is_connection and descriptor not in _PIPES_OF_PROGRAM
-    return False
+    except Exception as error:  # a file may have no descriptor, or be closed
+        if comes_from_outside(error):
+            raise
+        return False
+    is_connection = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return is_connection and descriptor not in _PIPES_OF_PROGRAM
 
 
 def _function_of(frame: FrameType) -> Line:

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import signal
 import socket
 import subprocess
 import sys
@@ -581,3 +582,27 @@ def test_a_failure_disables_the_instrument_alone() -> None:
     assert guard.is_disabled
     assert len(messages) == 1
     assert sys.getprofile() is None
+
+
+class Preempted(OSError):
+    """What a handler of the program raises."""
+
+
+class InterruptedFile:
+    """A file at which a signal arrives while it is asked for its descriptor."""
+
+    def fileno(self) -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return 9
+
+
+def test_what_a_signal_handler_raises_during_the_search_for_a_pipe_reaches_the_program() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Preempted):
+            python_time._is_of_pipe("_io.BufferedReader.read", SimpleNamespace(__self__=InterruptedFile()))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
