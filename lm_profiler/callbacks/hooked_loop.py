@@ -247,9 +247,11 @@ class HookedLoop:
 
     @property
     def num_workers(self) -> int | None:
-        if self.given_loader is not None or self.marks is None:
-            return getattr(self.given_loader, "num_workers", None)
-        return self.marks.passes.num_workers
+        count: int | None = getattr(self.given_loader, "num_workers", None)
+        if count is None and self.marks is not None:
+            # The program may have named a generator that iterates over a loader.
+            return self.marks.passes.num_workers
+        return count
 
     @property
     def validation_batch_size(self) -> None:

@@ -343,6 +343,18 @@ def test_a_loader_that_is_restarted_for_each_step_is_known(batches: Any, restart
     assert run.record.settings.restarts_loader is restarts
 
 
+def test_workers_are_known_of_a_loader_within_a_generator() -> None:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
+
+    model, optimizer = slow_model_and_optimizer()
+    with profile_with(options(), [optimizer]) as run:
+        for _, (batch,) in zip(range(STEPS), run.data(endless()), strict=False):
+            train_step(batch, model, optimizer)
+    assert run.record.settings.num_workers == 0
+
+
 class Agent(nn.Module):
     """Is called by a method of its own, as in reinforcement learning."""
 
