@@ -39,7 +39,7 @@ _LONG_SPANS = (
 )
 _GREW_BYTES = 32 * 2**20
 # smaller growth in the second of two windows, as a share of the memory held, is due to caches and heaps
-_GREW_SHARE_OF_SHORT = 0.08
+_GREW_SHARE_OF_SHORT = 0.15
 _GREW_SHARE_OF_LONG = 0.02
 # The slowing of growth may be larger than it seems by this many standard errors.
 _STANDARD_ERRORS = 2.0
