@@ -84,15 +84,18 @@ def constant_calls(step: StepCalls) -> Iterator[int]:
 def constant_storages(step: StepCalls) -> set[int]:
     """Return the storages that the step makes or overwrites, and that only constant calls write.
 
-    Several calls may write one, such as ``triu_`` after ``zeros``. A buffer that is changed in place differs in the
-    next step.
+    Several calls may write one, such as ``triu_`` after ``zeros``, if each of them writes all of it: where a part
+    begins and ends may differ from step to step, as in ``mask[i, :length] = 1``. A buffer that is changed in place
+    differs in the next step.
     """
     constants: set[int] = set()
     for storage, writers in step.writers.items():
-        is_made_in_step = storage in step.calls[writers[0]].overwrites
-        if is_made_in_step and all(
-            step.calls[writer].is_constant for writer in writers
-        ):
+        maker = step.calls[writers[0]]
+        is_made_in_step = storage in maker.overwrites
+        later_calls = [step.calls[writer] for writer in writers[1:]]
+        are_whole = all(call.first_elements == maker.elements for call in later_calls)
+        are_constant = all(call.is_constant for call in (maker, *later_calls))
+        if is_made_in_step and are_whole and are_constant:
             constants.add(storage)
     return constants
 
