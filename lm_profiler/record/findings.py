@@ -221,10 +221,12 @@ NeedlessReason = Literal[
     "small_parameters",  # many small parameters are stacked in each step
     "renormalized",  # an embedding with ``max_norm`` renormalizes its rows one by one
     "indexed",  # copies rows by ``x[index]``, which ``index_select`` does faster
+    "kept_gradients",  # gradients are filled with zeros
     "transposed",  # the loss of transposed logits
     "double",  # computed in float64, as the whole model is
     "some_double",  # computed in float64, in a model of float32
     "narrow",  # computed in half precision, which takes longer than float32
+    "channels_first",  # convolutions that the memory format channels_last makes faster
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another
@@ -237,9 +239,14 @@ NeedlessReason = Literal[
 ]
 PLACE_REASONS: tuple[NeedlessReason, ...] = ("side_work", "unfused")  # about a place
 # reasons whose operators may have another reason, too
-OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (*PLACE_REASONS, "double", "narrow")
+OVERLAPPING_REASONS: tuple[NeedlessReason, ...] = (
+    *PLACE_REASONS,
+    "double",
+    "narrow",
+    "channels_first",
+)
 # reasons that are about the whole model, and not about a line
-MODEL_REASONS: tuple[NeedlessReason, ...] = ("double", "narrow")
+MODEL_REASONS: tuple[NeedlessReason, ...] = ("double", "narrow", "channels_first")
 
 # What takes time that could be saved. ``analysis.savings`` finds it; ``analysis.remedies`` says what to do.
 FindingName = Literal[

@@ -136,9 +136,14 @@ class OperatorCall:
     has_transposed_logits: bool = False
     # the mask of fused attention, if it only hides later positions
     causal_mask: CausalMask | None = None
+    # whether a tensor among its arguments is in half precision, on the CPU
+    has_half_input: bool = False
     # if it computes in half precision on the CPU: its seconds in float32 as a share of its own; 0 if it only converts
     # from or to half precision; None if that is unknown
     float32_share: float | None = None
+    # if it is a convolution of images on the CPU: its seconds with tensors in the memory format ``channels_last`` as a
+    # share of its own; None if that is unknown, or if they are in it
+    channels_last_share: float | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
     # if it belongs to a backward pass: the shares of elements, and of rows, that are zero in its result but not in the

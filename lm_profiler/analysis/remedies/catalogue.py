@@ -1111,8 +1111,24 @@ REMEDIES: Sequence[Remedy] = (
         ),
         likely_share=0.9,
     ),
+    Remedy(
+        "kept_gradients",
+        _on_operators(
+            "Call zero_grad(set_to_none=True), the default, at {code}: gradients that are filled with zeros cost time, "
+            "and the optimizer updates weights that no loss used."
+        ),
+        likely_share=1.0,
+    ),
     # more than the estimate, which leaves out short operators
     Remedy("narrow", _narrow_text, likely_share=1.5),
+    Remedy(
+        "channels_first",
+        _on_operators(
+            "Keep images in the memory format channels_last, as in model.to(memory_format=torch.channels_last) and "
+            "batch.to(memory_format=torch.channels_last): the convolutions of the step are faster in it on this CPU."
+        ),
+        likely_share=1.0,
+    ),
     Remedy(
         "figures",
         _on_operators(

@@ -35,11 +35,13 @@ from lm_profiler.measure.counts.call_tensors import (
     stored_elements,
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
-from lm_profiler.measure.counts.float32_times import Float32Times
+from lm_profiler.measure.counts.float32_times import float32_share, has_half_input
+from lm_profiler.measure.counts.layout_times import channels_last_share
 from lm_profiler.measure.counts.linear_maps import (
     linear_map_of_call,
     tensors_added_elementwise,
 )
+from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
@@ -132,7 +134,7 @@ class StepOperators:
         self._calls: list[OperatorCall] = []
         self._storages = StorageNumbers()
         self._values = ValueNumbers(self._storages)
-        self._float32_times = Float32Times(clock)
+        self._trials = OperatorTrials(clock)
         # the number of the values of a mask of attention to its number of positions if it is causal, else to 0
         self._causal_lengths: dict[int, int] = {}
         # the number of an autograd node to the number of the call that made it
@@ -328,6 +330,7 @@ class StepOperators:
             made_zero_elements, made_zero_rows = zeros_made_by(
                 name, args, largest_result
             )
+        timed_call = TimedCall(name, operator, args, kwargs, result, seconds)
         self._calls.append(
             OperatorCall(
                 name=name,
@@ -364,9 +367,9 @@ class StepOperators:
                 indexed_row_elements=_indexed_row_elements(name, args),
                 has_transposed_logits=_has_transposed_logits(name, args),
                 causal_mask=self._causal_mask(name, inputs),
-                float32_share=self._float32_times.share(
-                    name, operator, args, kwargs, result, seconds
-                ),
+                has_half_input=has_half_input(inputs),
+                float32_share=float32_share(timed_call, self._trials),
+                channels_last_share=channels_last_share(timed_call, self._trials),
                 zero_rows=zero_rows_of_table(name, largest_result),
                 made_zero_elements=made_zero_elements,
                 made_zero_rows=made_zero_rows,

@@ -152,6 +152,14 @@ def table_filled_in_place(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, hidden + table[:1], labels)
 
 
+def masks_of_lengths(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The lengths are numbers of Python, which differ from step to step."""
+    mask = torch.zeros(64, 256)
+    for row in range(64):
+        mask[row, : 100 + row] = 1.0
+    return plain(step, hidden * mask.mean(), labels)
+
+
 def buffer_that_decays(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """It depends on no data, but differs from step to step."""
     for _ in range(8):
@@ -1170,6 +1178,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (layers_of_halves, "summed"),
         (scores_of_all_pairs, "summed"),
         (buffer_that_decays, "constant"),
+        (masks_of_lengths, "constant"),
         (short_causal_mask, "causal"),
         (mask_of_a_window, "causal"),
         (mask_with_distances, "causal"),
@@ -1200,11 +1209,20 @@ def test_half_precision_is_slow_if_all_its_operators_together_are(
     """Products may be faster in half precision than in float32, and attention slower."""
     calls = []
     for number, share in enumerate(shares):
-        call = OperatorCall(name="aten::mm", phase="forward", seconds=1.0, reads=(), writes=(number,),
-                            is_host_read=True, elements=8192, size=8192, float32_share=share)  # fmt: skip
+        call = OperatorCall(name="aten::embedding", phase="forward", seconds=1.0, reads=(), writes=(number,),
+                            is_host_read=True, elements=8192, size=8192, has_half_input=True,
+                            float32_share=share)  # fmt: skip
         calls.append(call)
     found = [entry for entry in needless_operators(StepCalls(calls=calls)) if entry.reason == "narrow"]
     assert [entry.phase_shares["forward"] for entry in found] == ([] if saved is None else [pytest.approx(saved)])
+
+
+@pytest.mark.parametrize("share, saved", [(0.5, 0.5), (0.9, None)])
+def test_another_layout_of_images_is_reported_if_it_saves_a_fifth(share: float, saved: float | None) -> None:
+    call = OperatorCall(name="aten::convolution", phase="forward", seconds=1.0, reads=(), writes=(1,),
+                        is_host_read=True, elements=8192, size=8192, channels_last_share=share)  # fmt: skip
+    found = [entry for entry in needless_operators(StepCalls(calls=[call])) if entry.reason == "channels_first"]
+    assert [entry.phase_shares["forward"] for entry in found] == ([] if saved is None else [saved])
 
 
 @pytest.mark.parametrize(

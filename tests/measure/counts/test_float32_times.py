@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.counts.float32_times import Float32Times
+from lm_profiler.measure.counts.float32_times import float32_share
+from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
 
 ATEN = torch.ops.aten
 LONG_S = 1e-3
@@ -30,22 +31,22 @@ def half(*shape: int) -> Tensor:
     return torch.ones(shape, dtype=torch.bfloat16)
 
 
-def share_of(times: Float32Times, operator: Any, *args: Any, seconds: float = LONG_S, **kwargs: Any) -> float | None:
+def share_of(trials: OperatorTrials, operator: Any, *args: Any, seconds: float = LONG_S, **kwargs: Any) -> float | None:
     result = operator(*args, **kwargs)
     name = operator.name().partition(".")[0]
-    return times.share(name, operator, args, kwargs, result, seconds)
+    return float32_share(TimedCall(name, operator, args, kwargs, result, seconds), trials)
 
 
 def test_the_fastest_repetitions_are_compared_once_per_shape() -> None:
-    times = Float32Times(clock_of(3e-3, 2e-3, 0.5e-3, 1e-3))
+    trials = OperatorTrials(clock_of(3e-3, 0.5e-3, 2e-3, 1e-3, 4e-3, 1e-3))
     for _ in range(2):
-        assert share_of(times, ATEN.mm.default, half(4, 8), half(8, 4)) == pytest.approx(0.25)
+        assert share_of(trials, ATEN.mm.default, half(4, 8), half(8, 4)) == pytest.approx(0.25)
 
 
 def test_a_new_shape_is_measured_anew() -> None:
-    times = Float32Times(clock_of(*[1e-3] * 4, *[1e-3, 1e-3, 3e-3, 3e-3]))
-    assert share_of(times, ATEN.mm.default, half(4, 8), half(8, 4)) == pytest.approx(1.0)
-    assert share_of(times, ATEN.mm.default, half(4, 8), half(8, 9)) == pytest.approx(3.0)
+    trials = OperatorTrials(clock_of(*[1e-3] * 6, *[1e-3, 3e-3] * 3))
+    assert share_of(trials, ATEN.mm.default, half(4, 8), half(8, 4)) == pytest.approx(1.0)
+    assert share_of(trials, ATEN.mm.default, half(4, 8), half(8, 9)) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +58,15 @@ def test_a_new_shape_is_measured_anew() -> None:
     ],
 )
 def test_other_operators_are_not_repeated(operator: Any, args: list[Tensor]) -> None:
-    assert share_of(Float32Times(clock_of()), operator, *args) is None
+    assert share_of(OperatorTrials(clock_of()), operator, *args) is None
 
 
 def test_a_short_operator_is_not_repeated() -> None:
-    assert share_of(Float32Times(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=1e-6) is None
+    assert share_of(OperatorTrials(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=1e-6) is None
 
 
 def test_an_operator_that_takes_too_long_is_not_repeated() -> None:
-    assert share_of(Float32Times(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=10.0) is None
+    assert share_of(OperatorTrials(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=10.0) is None
 
 
 @pytest.mark.parametrize(
@@ -78,4 +79,4 @@ def test_an_operator_that_takes_too_long_is_not_repeated() -> None:
     ],
 )
 def test_float32_needs_no_conversions(source: Tensor, dtype: torch.dtype, share: float | None) -> None:
-    assert share_of(Float32Times(clock_of()), ATEN._to_copy.default, source, dtype=dtype) == share
+    assert share_of(OperatorTrials(clock_of()), ATEN._to_copy.default, source, dtype=dtype) == share

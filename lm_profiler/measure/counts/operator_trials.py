@@ -1,0 +1,171 @@
+"""Repeats operators of a recorded step with changed arguments, such as float32 copies, to find which way is faster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm_profiler.measure.counts.call_tensors import (
+    changed_arguments,
+    dense_tensors,
+    has_sparse,
+    leaves,
+)
+
+# Shorter calls are mostly call overhead, which no argument changes.
+_SHORT_S = 50e-6
+_TRIALS = 3  # of which the fastest counts
+# Times of further operators remain unknown. They are repeated while a step is recorded, which takes that much longer.
+_BUDGET_S = 1.0
+_MOST_ELEMENTS = 1 << 24  # of arguments and results, so that copies take little memory
+_MOST_BYTES = (
+    4 * _MOST_ELEMENTS
+)  # of the storage of an argument, which may be larger than the argument
+_RANDOM = torch.Tag.nondeterministic_seeded
+# marked as random, but torch does not call it with dropout
+_NEVER_RANDOM = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+
+
+class TimedCall(NamedTuple):
+    """A call of an operator that has returned."""
+
+    name: str  # such as ``aten::mm``
+    operator: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    seconds: float
+
+    def inputs(self) -> list[Tensor]:
+        """Return the tensors among the arguments."""
+        return dense_tensors([*leaves(self.args), *leaves(self.kwargs.values())])
+
+
+class Trial(NamedTuple):
+    """The seconds of a call in the fastest repetition."""
+
+    usual_s: float
+    changed_s: float  # with changed tensors
+
+
+class OperatorTrials:
+    """Repeats calls of operators on the CPU; each operator once for each shape of its arguments and each change.
+
+    Args:
+        clock: returns nanoseconds.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.thread_time_ns) -> None:
+        self._clock = clock
+        self._seconds_left = _BUDGET_S
+        self._trials: dict[Any, Trial | None] = {}
+
+    def repeat(
+        self, call: TimedCall, changed_tensor: Callable[[Tensor], Tensor]
+    ) -> Trial | None:
+        """Repeat ``call``, also with changed tensors among its arguments, unless that was done for these shapes.
+
+        None if it takes no time or too much, cannot be repeated without an effect, or refuses the changed tensors.
+        """
+        if call.seconds < _SHORT_S or not _is_repeatable(call):
+            return None
+        shapes = _shapes(call.args), _shapes(sorted(call.kwargs.items()))
+        key = (changed_tensor, call.operator, shapes)
+        has_time = 2 * _TRIALS * call.seconds <= self._seconds_left
+        if key not in self._trials and has_time:
+            self._trials[key] = self._measured(call, changed_tensor)
+        return self._trials.get(key)
+
+    def _measured(
+        self, call: TimedCall, changed_tensor: Callable[[Tensor], Tensor]
+    ) -> Trial | None:
+        """Repeat ``call``; None if the operator refuses the changed tensors."""
+        try:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                # Copies, because some operators change arguments although their schema does not say so, such as
+                # native_batch_norm its running mean.
+                args = _with_changed_tensors(call.args, _copy)
+                kwargs = _with_changed_tensors(call.kwargs, _copy)
+                changed_args = _with_changed_tensors(args, changed_tensor)
+                changed_kwargs = _with_changed_tensors(kwargs, changed_tensor)
+                usual_s, changed_s = math.inf, math.inf
+                for _ in range(
+                    _TRIALS
+                ):  # in turns, since the speed of a machine drifts
+                    usual_s = min(usual_s, self._timed_s(call.operator, args, kwargs))
+                    seconds = self._timed_s(call.operator, changed_args, changed_kwargs)
+                    changed_s = min(changed_s, seconds)
+        except (RuntimeError, TypeError):
+            return None
+        return Trial(usual_s, changed_s)
+
+    def _timed_s(self, operator: Any, args: Any, kwargs: Any) -> float:
+        began_ns = self._clock()
+        operator(*args, **kwargs)
+        seconds = (self._clock() - began_ns) * 1e-9
+        self._seconds_left -= seconds
+        return seconds
+
+
+def _is_repeatable(call: TimedCall) -> bool:
+    """Return whether copies of the arguments are small, and repeated calls change nothing else.
+
+    They would change the state of a random generator, for example.
+    """
+    arguments = [*leaves(call.args), *leaves(call.kwargs.values())]
+    results = [*leaves([call.result])]
+    if has_sparse(arguments) or has_sparse(results):
+        return False
+    elements = sum(map(Tensor.numel, dense_tensors([*arguments, *results])))
+    storage_bytes = [
+        tensor.untyped_storage().nbytes() for tensor in dense_tensors(arguments)
+    ]
+    is_large = elements > _MOST_ELEMENTS or max(storage_bytes, default=0) > _MOST_BYTES
+    is_random = _RANDOM in call.operator.tags and call.name not in _NEVER_RANDOM
+    changed = [*changed_arguments(call.operator, call.args, call.kwargs)]
+    is_of_torch = call.operator.namespace == "aten"
+    return is_of_torch and not is_large and not is_random and not changed
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides, also of an expanded tensor, whose elements share memory."""
+    storage = tensor.untyped_storage().clone()
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _with_changed_tensors(
+    value: Any, changed_tensor: Callable[[Tensor], Tensor]
+) -> Any:
+    """Return ``value``, an argument or a collection of them, with a changed tensor in the place of each tensor.
+
+    A dtype in half precision is one of the arguments that tensors in float32 cannot have.
+    """
+    if isinstance(value, Tensor):
+        return changed_tensor(value)
+    if isinstance(value, dict):
+        return {
+            name: _with_changed_tensors(item, changed_tensor)
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return type(value)(
+            _with_changed_tensors(item, changed_tensor) for item in value
+        )
+    if isinstance(value, torch.dtype):
+        return changed_tensor(torch.empty(0, dtype=value)).dtype
+    return value
+
+
+def _shapes(value: Any) -> Any:
+    """Return ``value``, an argument or a collection of arguments, with the shapes of tensors in their place."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_shapes(item) for item in value)
+    return str(value)
