@@ -373,6 +373,19 @@ def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse
     assert "aten::mm" not in advice
 
 
+@pytest.mark.parametrize("device, saves_ms", [("cpu", 5.0), ("cuda", 50.0)])
+def test_compiled_code_for_the_cpu_does_not_make_dropout_faster(device: str, saves_ms: float) -> None:
+    """Of 50 ms of traffic, 40 are dropout; on the CPU, half of the rest is saved."""
+    parts = [Contributor(module="net", what=operator, count=1.0, seconds=seconds)
+             for operator, seconds in (("aten::dropout", 0.040), ("aten::gelu", 0.010))]  # fmt: skip
+    traffic = Term(name="beyond_bandwidth", seconds=0.050, contributors=parts)
+    waterfall = waterfall_of_ms().model_copy(update={"terms": [traffic]})
+    record = record_with(device=device, waterfall=waterfall, settings=Settings(compiled=False))
+    found = found_in(record, "compile")
+    assert found.saves_s == pytest.approx(saves_ms * 1e-3)
+    assert found.what == ("aten::gelu" if device == "cpu" else "aten::dropout")
+
+
 def test_a_step_that_factorizes_matrices_keeps_float64() -> None:
     record = record_with(waterfall=waterfall_of_ms(ideal=80.0), settings=Settings(precision="64-true"))
     assert names_of(record) == ["double"]
