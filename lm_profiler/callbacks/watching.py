@@ -5,7 +5,6 @@ It begins when the stages end, with its own marks and files, so that watching do
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -50,7 +49,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import ReadGpu, StepReader, disjoint
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
-from lm_profiler.measure.memory.peaks import Probe, probe_of
+from lm_profiler.measure.memory.peaks import Probe, probe_of, unreclaimable_bytes
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.watch_files import STEPS
@@ -65,8 +64,6 @@ _SAMPLE_S = 0.5  # between two samples of the GPU
 _SAMPLES = 1000
 # the number of steps left that the marks receive: the watch does not end training
 _ENDLESS = 1 << 60
-_STATM = "/proc/self/statm"  # its second number is the process's resident pages
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(eq=False)
@@ -474,14 +471,11 @@ class Watching:
         return CountedBatches(steps, count.tokens, count.samples, useful_tokens)
 
     def _held_bytes(self) -> int | None:
-        """Return the bytes that the device holds; without a device, the process's resident memory."""
+        """Return the bytes that the device holds; without a device, the process's memory except for mapped files."""
         held_bytes = self._probe.held()
         if held_bytes is not None:
             return held_bytes
-        with suppress(OSError, ValueError), open(_STATM) as file:  # noqa: PTH123 - half the time of Path.read_text
-            _, resident_pages, *_ = file.read().split()
-            return int(resident_pages) * _PAGE_BYTES
-        return None
+        return unreclaimable_bytes()
 
     def _peak_bytes(self, held_bytes: int | None) -> int | None:
         """Return the allocator's peak, or else the peak of the process; None if both are unknown."""

@@ -105,7 +105,8 @@ class WatchWindow(Part):
     began_s: float  # the time at which the window began, in seconds since 1970
     # a histogram for each part that took time, and for the whole step
     seconds: dict[str, Sketch]
-    # the least memory between steps: that of the device, or else the resident memory of the process
+    # the least memory between steps: that of the device, or else the resident memory of the process without the pages
+    # of mapped files
     held_bytes: int | None = None
     # the peak at the end of the window: of the allocator since its last reset, or else of resident memory since the
     # process began

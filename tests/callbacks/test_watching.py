@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from faults import Manual, Tiny, assert_same_weights, called_places, fault_at, train_tiny
@@ -137,6 +141,29 @@ def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
     train_tiny(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
     window = read_windows(run_folder())[-1]
     assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the pages of files apart")
+def test_pages_of_a_mapped_file_are_not_held_but_a_tensor_is() -> None:
+    """A step reads the first 128 MiB of torch's library through a map of its own, and a later one fills a tensor."""
+    kept: list[Any] = []
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+
+    def read_mapped_file() -> None:
+        kept.append(np.memmap(library, mode="r", shape=2**27))
+        kept[-1].max()
+
+    def held_bytes(step: Callable[[], None]) -> int:
+        train_tiny(Path(), [watcher()], lambda: Tiny({30: step}), max_steps=STEPS)
+        return read_status(run_folder()).held_bytes or 0
+
+    before = held_bytes(lambda: None)
+    resident_before = psutil.Process().memory_info().rss
+    after_map = held_bytes(read_mapped_file)
+    assert psutil.Process().memory_info().rss - resident_before >= 2**26
+    after_tensor = held_bytes(lambda: kept.append(torch.ones(2**25)))
+    assert after_map - before < 2**25
+    assert after_tensor - after_map >= 2**26
 
 
 def test_a_resumed_training_counts_the_steps_that_it_repeats(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lm_profiler.record.steps import UNKNOWN, Peaks, largest_peaks
 
 # bytes in a unit of getrusage(2)'s maximum resident set size
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+_PROCESS_STATUS = Path("/proc/self/status")  # only on Linux
 
 
 class Probe:
@@ -86,8 +87,6 @@ class ProcessProbe(Probe):
     that started it. In that case ``VmHWM`` is read, which takes twenty times as long.
     """
 
-    _STATUS = Path("/proc/self/status")
-
     resettable = False
 
     def __init__(self) -> None:
@@ -123,12 +122,7 @@ class ProcessProbe(Probe):
 
     def _status_peak(self) -> int | None:
         """Return the process's own peak in bytes, as the kernel's file of its status has it."""
-        if not self._STATUS.exists():  # not Linux
-            return None
-        for line in self._STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
+        return _read_sizes(["VmHWM"]).get("VmHWM")
 
 
 def probe_of(device: torch.device) -> Probe:
@@ -201,6 +195,34 @@ def available_bytes(device: torch.device) -> int | None:
     if within_limits is None:
         return available
     return min(available, within_limits)
+
+
+def unreclaimable_bytes(status_file: Path = _PROCESS_STATUS) -> int | None:
+    """Return the resident bytes of this process except for those of mapped files; None if this is not Linux.
+
+    The kernel drops the pages of files when memory is short, so reading a mapped file is no leak. Systems that do not
+    count these pages have no ``RssFile``: there all resident bytes are returned.
+    """
+    sizes = _read_sizes(("VmRSS", "RssFile"), status_file)
+    if "VmRSS" not in sizes:
+        return None
+    return sizes["VmRSS"] - sizes.get("RssFile", 0)
+
+
+def _read_sizes(
+    names: Sequence[str], status_file: Path = _PROCESS_STATUS
+) -> dict[str, int]:
+    """Return the bytes of those quantities of ``names`` that the kernel's file of a process's status has."""
+    try:
+        text = status_file.read_text()
+    except OSError:  # not Linux, or the process has no file descriptor left
+        return {}
+    sizes: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, amount = line.partition(":")
+        if name in names:
+            sizes[name] = int(amount.removesuffix("kB")) * 1024
+    return sizes
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.tape import OUTSIDE
-from lm_profiler.measure.memory.peaks import PartPeaks, ProcessProbe, available_bytes, probe_of
+from lm_profiler.measure.memory.peaks import PartPeaks, ProcessProbe, available_bytes, probe_of, unreclaimable_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import Peaks
 
@@ -156,6 +157,24 @@ def test_peaks_are_read_from_the_allocators_nested_statistics(monkeypatch: pytes
     assert resets == [device]
     assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
     assert probe.counts == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        (["Name:\tpython", "VmRSS:\t    300 kB", "RssAnon:\t    100 kB", "RssFile:\t    120 kB"], 180 * 1024),
+        (["Name:\tVmRSS", "VmRSS:\t    300 kB"], 300 * 1024),  # file pages are not counted apart
+        (["Name:\tpython"], None),
+        (None, None),  # not Linux
+    ],
+)
+def test_memory_of_the_process_leaves_out_file_pages_if_they_are_known(
+    lines: list[str] | None, expected: int | None, tmp_path: Path
+) -> None:
+    status_file = tmp_path / "status"
+    if lines is not None:
+        status_file.write_text("\n".join(lines))
+    assert unreclaimable_bytes(status_file) == expected
 
 
 @pytest.mark.gpu
