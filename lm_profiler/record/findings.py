@@ -221,7 +221,6 @@ NeedlessReason = Literal[
     "small_parameters",  # many small parameters are stacked in each step
     "renormalized",  # an embedding with ``max_norm`` renormalizes its rows one by one
     "indexed",  # copies rows by ``x[index]``, which ``index_select`` does faster
-    "kept_gradients",  # gradients are filled with zeros
     "transposed",  # the loss of transposed logits
     "double",  # computed in float64, as the whole model is
     "some_double",  # computed in float64, in a model of float32

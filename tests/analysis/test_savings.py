@@ -487,16 +487,6 @@ def test_the_limit_of_a_larger_batch_holds_for_the_batch_that_is_named(
     assert example in remedy_of(found, record)
 
 
-def test_a_larger_batch_does_not_claim_what_dropping_gradients_saves() -> None:
-    """Half of the optimizer's 60 ms is for weights that no step uses; half of the rest and of 0.5 ms is saved."""
-    operators = NeedlessOperators(
-        reason="kept_gradients", phase_shares={"optimizer": 0.5}, count=2, what="aten::zero_", share=1.0
-    )
-    record = record_with({"optimizer": 60.0}, settings=Settings(samples_per_batch=64), needless_operators=[operators])
-    assert found_in(record, "kept_gradients").saves_s == pytest.approx(0.030, rel=0.01)
-    assert found_in(record, "small_batch").saves_s == pytest.approx(0.01525, rel=0.01)
-
-
 def test_an_optimizer_that_multiplies_matrices_is_advised_by_its_rate() -> None:
     """6 TFLOP in 60 ms."""
     name, _, record = CASES["an optimizer that multiplies matrices"]

@@ -20,7 +20,6 @@ from lm_profiler.analysis.dataflow.copies import (
 )
 from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.indexing import calls_of_indexing
-from lm_profiler.analysis.dataflow.kept_gradients import calls_for_kept_gradients
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, line_of_loops
 from lm_profiler.analysis.dataflow.micro_batches import (
@@ -73,7 +72,6 @@ _OF_SMALL_CALLS = (
     "looped",
     "cells",
     "small_parameters",
-    "kept_gradients",
 )
 # a reason with a smaller share of the time of the step's operators is left out
 _LEAST_SHARE = 0.02
@@ -169,7 +167,6 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "small_parameters", small_parameters, step.place_of(stacks)
     yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
     yield "indexed", calls_of_indexing(step), None
-    yield "kept_gradients", calls_for_kept_gradients(step), None
     yield "transposed", calls_on_transposed_logits(step), None
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
     shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)

@@ -1111,14 +1111,6 @@ REMEDIES: Sequence[Remedy] = (
         ),
         likely_share=0.9,
     ),
-    Remedy(
-        "kept_gradients",
-        _on_operators(
-            "Call zero_grad(set_to_none=True), the default, at {code}: gradients that are filled with zeros cost time, "
-            "and the optimizer updates weights that no loss used."
-        ),
-        likely_share=1.0,
-    ),
     # more than the estimate, which leaves out short operators
     Remedy("narrow", _narrow_text, likely_share=1.5),
     Remedy(

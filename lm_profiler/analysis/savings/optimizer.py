@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lm_profiler.analysis.savings.needless_work import find_needless_operators
 from lm_profiler.analysis.savings.outside_phases import belongs_to_loop
 from lm_profiler.analysis.savings.python_code import find_slow_python
 from lm_profiler.analysis.savings.step_costs import (
@@ -88,7 +87,6 @@ def _fixed_s(costs: StepCosts) -> float:
     products_s = costs.term_s("optimizer_products")
     own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
     fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
-    fixed_s -= _saved_by_dropping_gradients(costs)
     if costs.contended:
         # Other programs lengthen gaps and the loop's actions, of which only the means are known.
         return fixed_s
@@ -96,15 +94,6 @@ def _fixed_s(costs: StepCosts) -> float:
     fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
     fixed_s += sum(action.seconds for action in costs.actions(belongs_to_loop))
     return fixed_s
-
-
-def _saved_by_dropping_gradients(costs: StepCosts) -> float:
-    """Return the seconds that dropping gradients saves, instead of filling them with zeros."""
-    saves_s = 0.0
-    for finding in find_needless_operators(costs):
-        if finding.name == "kept_gradients":
-            saves_s += finding.saves_s
-    return saves_s
 
 
 def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
