@@ -94,9 +94,8 @@ class OperatorTrials:
                 changed_args = _with_changed_tensors(args, changed_tensor)
                 changed_kwargs = _with_changed_tensors(kwargs, changed_tensor)
                 usual_s, changed_s = math.inf, math.inf
-                for _ in range(
-                    _TRIALS
-                ):  # in turns, since the speed of a machine drifts
+                # in turns, since the speed of a machine drifts
+                for _ in range(_TRIALS):
                     usual_s = min(usual_s, self._timed_s(call.operator, args, kwargs))
                     seconds = self._timed_s(call.operator, changed_args, changed_kwargs)
                     changed_s = min(changed_s, seconds)
