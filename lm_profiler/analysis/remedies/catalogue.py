@@ -713,7 +713,7 @@ def _python_text(finding: Finding, settings: Settings) -> str:
     if finding.what == PRINTING:
         return f"Do not convert tensors to text in {finding.phase}: {place} does so, even if the text is never read."
     if finding.what == EXCHANGE:
-        return f"Exchange less data with other processes or threads in {finding.phase}: {place} does so."
+        return f"Exchange less data with other processes or threads in {finding.phase}: {place} spends its time on it."
     if finding.what != "python":
         return f"Move the {finding.what} code of {place} out of {finding.phase}."
     if finding.phase == "optimizer":
@@ -895,7 +895,7 @@ def _narrow_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about half precision that makes a step on the CPU slower."""
     return (
         f"Train in float32 (neither autocast nor weights in half precision): on this CPU, in {settings.precision}, the "
-        f"operators take longer than in float32, most of all {finding.what}, and conversions are added."
+        f"operators take longer than in float32, most of all {finding.what}, and conversions take further time."
     )
 
 
@@ -1000,9 +1000,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "causal",
         _on_operators(
-            "Use is_causal=True in {code}: the mask of its attention only hides later positions, which fused attention "
-            "then skips. scaled_dot_product_attention needs no mask then; nn.MultiheadAttention needs one that is made "
-            "once, and need_weights=False."
+            "Use is_causal=True in {code}: the attention mask only hides later positions, and fused attention then "
+            "skips these. scaled_dot_product_attention then needs no mask; nn.MultiheadAttention still needs one (make "
+            "it once), and need_weights=False."
         ),
         likely_share=0.9,
     ),
@@ -1016,9 +1016,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "summed",
         _on_operators(
-            "Add the weights and biases in {code} instead of the results, and apply one layer: several get the same "
-            "input, and their results are only added or averaged. Pad smaller kernels with zeros; averages divide the "
-            "sum. The result is the same."
+            "Apply one layer in {code}, with the sum of the weights and biases of several: these get the same input, "
+            "and their results are only added or averaged. Pad smaller kernels with zeros; for an average, divide the "
+            "sums by the number of layers. The result is the same."
         ),
         likely_share=0.9,
     ),

@@ -135,7 +135,7 @@ def next_text(record: RunRecord) -> str:
 
 
 def _text_without_findings(record: RunRecord) -> str:
-    """Return what is known if no finding is worth reporting: how much of the reachable rate no known cause explains.
+    """Return what is known if no finding is worth reporting: how much of the machine's reachable rate the run uses.
 
     The verdict has the utilisation only if it is known and other programs did not lower it.
     """
@@ -145,8 +145,8 @@ def _text_without_findings(record: RunRecord) -> str:
     if utilisation is None or utilisation >= _GOOD_UTILISATION:
         return "Nothing stands out: no known single change would save 5% of the step."
     text = (
-        "No cause that this tool knows was found, and "
-        f"{1.0 - utilisation:.0%} of what the machine can reach remains unexplained."
+        "No known cause was found, although the run uses only "
+        f"{utilisation:.0%} of what the machine can reach."
     )
     return f"{text}{_costliest_module_text(record)}"
 
