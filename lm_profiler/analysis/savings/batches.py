@@ -21,36 +21,40 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
     The wait for the first batch of an epoch has a finding of its own.
     """
     data = costs.record.time.get("data")
-    if data is not None and data.mean is not None:
-        saves_s = max(_regular_wait_s(costs), 0.0)
-        median_is_small = (data.median or 0.0) < WORTH * costs.step_s
-        is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
-        fields = (
-            costs.main_line_of_workers(saves_s)
-            or costs.main_line("data", saves_s)
-            or costs.line_of_items()
-            or costs.main_data_call()
-        )
-        fields["phase"] = "data"
-        facts = _suggested_workers(costs)
-        package = costs.main_package(fields)
-        if package is not None:
-            fields["what"], facts["package_share"] = package
-        if costs.is_mostly_in_other_code(fields):
-            facts["in_other_code"] = 1.0
-        if str(fields.get("owner")).endswith(".__getitem__"):
-            facts.update(_time_of_sample(costs, saves_s))
-        if costs.settings.num_workers is None and _is_thread_busy(costs):
-            facts["made_in_thread"] = 1.0
-        fields["facts"] = facts
-        # In the training process, loading would take as long as receiving batches from workers.
-        is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
-        # otherwise the interval of the mean is not that of the saving
-        if saves_s == data.mean:
-            fields["low_s"] = data.mean_low
-            fields["high_s"] = data.mean_high
-        may = is_rare or is_as_slow_without_workers
-        yield costs.finding("input", saves_s, may=may, **fields)
+    if data is None or data.mean is None:
+        return
+    saves_s = max(_regular_wait_s(costs), 0.0)
+    # the code to make faster: the first of these that is known
+    fields = (
+        costs.main_line_of_workers(saves_s)
+        or costs.main_line("data", saves_s)
+        or costs.line_of_items()
+        or costs.main_data_call()
+    )
+    fields["phase"] = "data"
+    facts = _suggested_workers(costs)
+    package = costs.main_package(fields)
+    if package is not None:
+        fields["what"], facts["package_share"] = package
+    if costs.is_mostly_in_other_code(fields):
+        facts["in_other_code"] = 1.0
+    makes_one_sample = str(fields.get("owner")).endswith(".__getitem__")
+    if makes_one_sample:
+        facts.update(_time_of_sample(costs, saves_s))
+    if costs.settings.num_workers is None and _is_thread_busy(costs):
+        facts["made_in_thread"] = 1.0
+    fields["facts"] = facts
+    # Only if all of the wait can be saved, its interval is that of the saving.
+    if saves_s == data.mean:
+        fields["low_s"] = data.mean_low
+        fields["high_s"] = data.mean_high
+
+    median_is_small = (data.median or 0.0) < WORTH * costs.step_s
+    is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
+    # In the training process, loading would take as long as receiving batches from workers.
+    is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
+    may = is_rare or is_as_slow_without_workers
+    yield costs.finding("input", saves_s, may=may, **fields)
 
 
 def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:

@@ -115,20 +115,7 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         saves_s = seconds
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
-            fields = _main_function(costs, seconds)
-            loop_line = _main_loop_line(costs, seconds, fields)
-            if loop_line is not None:
-                fields = _fields_of_loop_line(costs, loop_line, seconds)
-                saves_s = min(loop_line.seconds, seconds)
-            elif fields:
-                saves_s = _time_of_named_function_s(costs, fields["owner"], seconds)
-                fields["what"] = fields["owner"]
-            if fields:
-                # the function's time is known as that of other Python code, and it is a part of the owner's
-                fields["high_s"] = min(
-                    saves_s * (1.0 + costs.tolerance_of("python")),
-                    seconds * (1.0 + costs.tolerance_of("owner")),
-                )
+            fields, saves_s = _code_of_owner(costs, seconds)
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
         # The work of other processes would take time here, too.
@@ -178,13 +165,38 @@ def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
     return fields
 
 
+def _code_of_owner(costs: StepCosts, seconds: float) -> tuple[dict[str, Any], float]:
+    """Return the fields of a finding that name the costliest code of an owner that takes ``seconds``; and its time.
+
+    The code is a line of the program's own loop or a function. Without such code there are no fields, and the time is
+    all of ``seconds``.
+    """
+    fields = _main_function(costs, seconds)
+    code_s = seconds
+    loop_line = _main_loop_line(costs, seconds, fields)
+    if loop_line is not None:
+        fields = _fields_of_loop_line(costs, loop_line, seconds)
+        code_s = min(loop_line.seconds, seconds)
+    elif fields:
+        code_s = _time_of_named_function_s(costs, fields["owner"], seconds)
+        fields["what"] = fields["owner"]
+    if fields:
+        # The code's time is as uncertain as that of other Python code. It is at most the owner's.
+        fields["high_s"] = min(
+            code_s * (1.0 + costs.tolerance_of("python")),
+            seconds * (1.0 + costs.tolerance_of("owner")),
+        )
+    return fields, code_s
+
+
 def _main_loop_line(
     costs: StepCosts, seconds: float, function: dict[str, Any]
 ) -> LoopLine | None:
-    """Return the line of the program's own loop to which most of ``seconds`` outside the phases are due.
+    """Return the costliest line of the program's own loop; None if it takes too little of an owner's ``seconds``.
 
-    ``function`` are the fields that name a function of the program instead, if there is one. That is better than a line
-    with less than half of the time, and for the forward pass of a module that is not trained.
+    ``function`` are the fields that name a function of the program, if there is one. The function is preferred to a
+    line with less than half of the time. It is preferred to any line if it runs the forward pass of a module that is
+    not trained.
     """
     lines = costs.loop_lines()
     facts = function.get("facts", {})
@@ -200,7 +212,10 @@ def _main_loop_line(
 def _fields_of_loop_line(
     costs: StepCosts, line: LoopLine, seconds: float
 ) -> dict[str, Any]:
-    """Return the fields of a finding about ``line``, and of a line that runs the model without gradients."""
+    """Return the fields of a finding about ``line``, which takes a part of an owner's ``seconds``.
+
+    If lines of the same file run the model without gradients for a tenth of ``seconds``, a fact names the longest one.
+    """
     facts = {"loop_line": line.seconds / seconds, "exchanges": float(line.exchanges)}
     acting_lines = [
         other for other in costs.loop_lines() if other.acts and other.file == line.file
