@@ -66,7 +66,7 @@ class CausalMask(NamedTuple):
 
 
 class LinearMap(NamedTuple):
-    """A convolution, or a product with a weight. With the same input and settings, the sum of two is one, too."""
+    """A convolution, or a product with a weight. The sum of two with the same input and settings is one, too."""
 
     inputs: int  # identifies the values of its input
     result_shape: tuple[int, ...]

@@ -26,15 +26,15 @@ def calls_with_causal_masks(step: StepCalls) -> dict[int, float]:
         by the number of a call, or of a call of its backward pass, the share of its time that ``is_causal=True`` saves.
     """
     shares: dict[int, float] = {}
-    storages_of_each_step = _storages_of_each_step(step)
+    independent_storages = _storages_independent_of_batch(step)
     for number, call in enumerate(step.calls):
         mask = call.causal_mask
         if mask is None or call.phase != _FORWARD:
             continue
         saved_share = _saved_share(call.name, mask.length)
-        if saved_share > 0.0 and mask.storage in storages_of_each_step:
+        if saved_share > 0.0 and mask.storage in independent_storages:
             for related in step.with_backward(number):
-                # the others add up gradients
+                # other calls of the backward pass add up gradients
                 if step.calls[related].name.startswith(call.name):
                     shares[related] = saved_share
     for number in _calls_read_only_by(step, set(shares)):
@@ -42,20 +42,21 @@ def calls_with_causal_masks(step: StepCalls) -> dict[int, float]:
     return shares
 
 
-def _storages_of_each_step(step: StepCalls) -> set[int]:
-    """Return the storages whose content a module had before the step, is constant, or is made from these at once.
+def _storages_independent_of_batch(step: StepCalls) -> set[int]:
+    """Return the storages whose content does not depend on the batch.
 
-    A mask that comes with the batch, or that the step computes from it, may be causal by chance, as without padding.
-    One operator converts a mask of booleans, which may be kept in an attribute of a module.
+    A module had this content before the step, or it is constant, or one operator makes it from such storages: for
+    example, torch converts a mask of booleans that a module keeps. Any other mask comes with the batch or is computed
+    from it, so it may be causal by chance, as in a batch without padding.
     """
-    constants = constant_storages(step)
-    known_before = constants | (step.of_modules - step.writers.keys())
-    storages = set(known_before)
+    unchanged_of_modules = step.of_modules - step.writers.keys()
+    sources = constant_storages(step) | unchanged_of_modules
+    independent = set(sources)
     for storage in step.writers:
         writer = step.only_writer_of(storage)
-        if writer is not None and known_before.issuperset(step.calls[writer].reads):
-            storages.add(storage)
-    return storages
+        if writer is not None and sources.issuperset(step.calls[writer].reads):
+            independent.add(storage)
+    return independent
 
 
 def _saved_share(name: str, length: int) -> float:

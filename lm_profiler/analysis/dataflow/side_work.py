@@ -102,27 +102,29 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
             if seconds_in_layers[place] <= _MOST_IN_LAYERS * seconds[place]:
                 calls_by_place[place].append(number)
                 break
-    costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
+    outer_place = max(calls_by_place, key=seconds.__getitem__, default=None)
     model_s = step.phase_s.get(_FORWARD, 0.0) + step.phase_s.get(_BACKWARD, 0.0)
     least_s = _LEAST_SHARE * model_s
-    if costliest is None or seconds[costliest] < least_s:
+    if outer_place is None or seconds[outer_place] < least_s:
         return None
-    calls_of_place = calls_by_place[costliest]
-    if seconds_in_layers[costliest] > 0.0:
-        inner_place = _main_inner_place(step, costliest, calls_of_place)
+
+    # the place to report, which may be within the costliest one
+    place = outer_place
+    if seconds_in_layers[outer_place] > 0.0:
+        inner_place = _main_inner_place(step, outer_place, calls_by_place[outer_place])
         if inner_place is not None:
-            costliest = inner_place
-    calls_of_place = [
+            place = inner_place
+    forward_calls = [
         number
-        for number in calls_of_place
-        if costliest in places_by_call[number] and number not in layers_and_losses
+        for number in calls_by_place[outer_place]
+        if place in places_by_call[number] and number not in layers_and_losses
     ]
-    line = costliest
-    if costliest.line == _WHOLE_FUNCTION:
-        line = _main_line(step, costliest, calls_of_place)
-    is_between_layers = _is_between(step, calls_of_place, layers)
+    line = place
+    if place.line == _WHOLE_FUNCTION:
+        line = _main_line(step, place, forward_calls)
+    is_between_layers = _is_between(step, forward_calls, layers)
     calls: list[int] = []
-    for number in calls_of_place:
+    for number in forward_calls:
         calls += step.with_backward(number)
     if is_between_layers:
         calls = [number for number in calls if _is_fusable(step.calls[number])]

@@ -62,9 +62,10 @@ def _added_layers(step: StepCalls, siblings: Sequence[int]) -> Iterator[list[int
 
 
 def _sums_of(step: StepCalls, number: int) -> list[int]:
-    """Return the calls that add the result of call ``number`` to others, and then their results, as long as they do.
+    """Return the chain of sums that begins with the result of call ``number``: each adds the previous result to others.
 
-    It ends with a result that is read by another operator, or by several, or that is added transposed.
+    The chain ends at a result that several calls read, that no sum reads, or that is added transposed. The sum or mean
+    of stacked tensors is a sum, too.
     """
     elements = step.calls[number].elements
     sums: list[int] = []
@@ -74,19 +75,18 @@ def _sums_of(step: StepCalls, number: int) -> list[int]:
         call = step.calls[reader]
         if not call.added.issuperset(step.calls[summand].writes):
             break
+        sum_number: int | None = reader
+        names_of_sums = _SUMS
         if call.name == _STACK:
-            reader = _only_reader(step, reader)
-            is_sum = (
-                reader is not None
-                and step.calls[reader].name in _REDUCTIONS
-                and step.calls[reader].elements == elements
-            )
-        else:
-            is_sum = call.name in _SUMS and call.elements == elements
-        if reader is None or not is_sum:
+            sum_number = _only_reader(step, reader)
+            names_of_sums = _REDUCTIONS
+        if sum_number is None:
             break
-        sums.append(reader)
-        summand = reader
+        sum_call = step.calls[sum_number]
+        if sum_call.name not in names_of_sums or sum_call.elements != elements:
+            break
+        sums.append(sum_number)
+        summand = sum_number
         reader = _only_reader(step, summand)
     return sums
 

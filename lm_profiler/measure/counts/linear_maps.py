@@ -20,15 +20,22 @@ _INPUT_OF_PRODUCT = {"aten::mm": 0, "aten::addmm": 1}
 def linear_map_of_call(
     name: str, args: Any, result: Any, number_of: Callable[[Tensor], int]
 ) -> LinearMap | None:
-    """Return the layer that the operator ``name`` computes; None for others, and for those that nothing merges.
+    """Return the convolution or matrix product that the operator ``name`` computes.
 
+    None for other operators, and for transposed or dilated convolutions, which are not merged with others.
     ``number_of`` returns a number that identifies the values of a tensor.
     """
     if name in _INPUT_OF_PRODUCT:
         inputs = args[_INPUT_OF_PRODUCT[name]]
         if not is_dense(inputs):  # it has no storage of its own
             return None
-        return LinearMap(number_of(inputs), tuple(result.shape), (), (), ())
+        return LinearMap(
+            inputs=number_of(inputs),
+            result_shape=tuple(result.shape),
+            settings=(),
+            kernel=(),
+            padding=(),
+        )
     if name != _CONVOLUTION:
         return None
     inputs, weight, _, stride, padding, dilation, is_transposed, _, groups = args

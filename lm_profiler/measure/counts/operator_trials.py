@@ -23,9 +23,8 @@ _TRIALS = 3  # of which the fastest counts
 # Times of further operators remain unknown. They are repeated while a step is recorded, which takes that much longer.
 _BUDGET_S = 1.0
 _MOST_ELEMENTS = 1 << 24  # of arguments and results, so that copies take little memory
-_MOST_BYTES = (
-    4 * _MOST_ELEMENTS
-)  # of the storage of an argument, which may be larger than the argument
+# of the storage of an argument, which may be larger than the argument
+_MOST_BYTES = 4 * _MOST_ELEMENTS
 _RANDOM = torch.Tag.nondeterministic_seeded
 # marked as random, but torch does not call it with dropout
 _NEVER_RANDOM = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
@@ -143,7 +142,8 @@ def _with_changed_tensors(
 ) -> Any:
     """Return ``value``, an argument or a collection of them, with a changed tensor in the place of each tensor.
 
-    A dtype in half precision is one of the arguments that tensors in float32 cannot have.
+    A dtype among the arguments becomes that of the changed tensors: operators may refuse float32 tensors together with
+    a dtype of half precision.
     """
     if isinstance(value, Tensor):
         return changed_tensor(value)
