@@ -815,7 +815,7 @@ def _free_share_of_memory(
     if environment.device_type == "cpu":
         if evidence.resident_bytes is None or evidence.available_bytes is None:
             return None
-        # The ranks share what is available. They may be on several machines: then less of it is needed.
+        # The ranks share the available memory. If they are on several machines, each rank may use more than this.
         available_bytes = evidence.available_bytes / environment.world_size
         peak_bytes = measured.resident_peak
         usable_bytes = round(evidence.resident_bytes + available_bytes)

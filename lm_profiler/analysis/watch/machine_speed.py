@@ -230,12 +230,13 @@ class _UsualParts:
         self._responses.add(_logs_of_parts(block), are_large)
         are_known = self._responses.are_known(are_large)
         weakest, usual, strongest = self._responses.ranges(are_known)
-        # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all.
+        # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all. If
+        # the machine becomes faster, ``common_move`` is negative, and the strongest response gives the lower limit.
         limits = np.array([common_move * weakest, common_move * strongest])
         moves: NDArray[np.float64] = np.clip(
             distances, limits.min(axis=0), limits.max(axis=0)
         )
-        # A part that the program has changed, shorter or longer, still moves with the machine.
+        # A part beyond its limits was changed by the program. The machine still moves it by its usual response.
         changed_distance = _BEYOND_RESPONSE if are_known else _CHANGED_DISTANCE
         are_changed = np.abs(distances - moves) > changed_distance
         moves[are_changed] = common_move * usual[are_changed]
@@ -321,7 +322,10 @@ class _Responses:
         self._part_squares = np.zeros(len(PARTS))
 
     def add(self, logs: NDArray[np.float64], are_large: NDArray[np.bool_]) -> None:
-        """Add the (PARTS,) logarithms of the parts in the next block; ``are_large`` show the machine's speed."""
+        """Add the next block. Its parts that ``are_large`` show how far the machine has moved.
+
+        ``logs`` are the (PARTS,) logarithms of the seconds of its parts.
+        """
         if len(self._last_logs) == _BLOCKS_BETWEEN and are_large.sum() >= _FEWEST_PARTS:
             moves = logs - self._last_logs[0]
             common_move = float(np.median(moves[are_large]))

@@ -137,8 +137,9 @@ def _growth_to_come(
 ) -> float:
     """Return the bytes by which memory will still grow if its growth slows down as that of a cache that fills up.
 
-    The slope of such growth falls exponentially: by the same share in each second. The slope at the end and its fall
-    are those of a parabola through the readings; what they leave uncertain makes the fall larger.
+    The slope of such growth falls exponentially: by the same share in each second. The last slope, and how fast it
+    falls, are those of a parabola fitted to the readings. Of the parabolas that the noise of the readings allows, it is
+    one whose slope falls fast, so that the growth is underestimated rather than overestimated.
     """
     middle_s = (times_s[0] + times_s[-1]) / 2.0
     half_s = (times_s[-1] - times_s[0]) / 2.0
@@ -155,7 +156,8 @@ def _growth_to_come(
         return 0.0
     if fall <= 0.0:
         return math.inf
-    # The integral of a slope that falls exponentially is the slope, divided by the share of it that it falls by.
+    # The slope falls by the share ``fall / slope_at_end`` per unit of time. The integral of a slope that falls
+    # exponentially is the slope divided by this share.
     return slope_at_end**2 / fall
 
 

@@ -82,14 +82,14 @@ def outside_steps(
     if not steps:
         return []
     occurrences: defaultdict[_Kind, list[_Event]] = defaultdict(list)
-    # There may be ten thousand steps and as many events, so each step must find its own events quickly.
+    # There may be ten thousand steps and as many events, so the events of a step must be found quickly.
     events_in_order = SpansInOrder(events)
     own_spans_in_order = SpansInOrder(
         [NamedSpan(*span, _INSTRUMENTS) for span in own_spans]
     )
     first_steps = first_steps_of_epochs(steps, events_in_order)
     usual = _usual_step(steps, first_steps)
-    # Their excess is known by the steps that begin no epoch, if these are not few.
+    # The excess is that over the steps that begin no epoch. These must be at least half of all steps.
     is_excess_known = 2 * len(first_steps) <= len(steps)
     for index, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
@@ -105,7 +105,7 @@ def outside_steps(
             gap_events = events_in_order.beginning(*gap)
             seconds_by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
             for kind, seconds in seconds_by_kind.items():
-                # in the first step, the loop left that step: one step had begun
+                # The gaps of the first step lie within it, so one step had begun before them.
                 steps_before = max(index, 1)
                 occurrences[kind].append(_Event(seconds, steps_before, is_timed))
 
@@ -236,10 +236,10 @@ def _checkpoint_s(span: NamedSpan, step: RunStep, usual_other_s: float) -> float
 
 
 def first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
-    """Return the indices of the steps that begin an epoch, except that of the run's first step.
+    """Return the indices of the steps that begin an epoch, without the run's first step.
 
-    An epoch may begin within a step that has several batches. A step with a batch that the loop had before the end of
-    its data begins none.
+    An epoch may begin within a step that has several batches. After the end of its data, a loop may continue with a
+    batch that it had asked for in advance: the step with this batch belongs to the old epoch.
     """
     first_steps = set()
     for index in range(1, len(steps)):

@@ -221,7 +221,7 @@ class PythonTimes:
         return True
 
     def stop(self) -> None:
-        """Stop to follow, unless another profiler has replaced this one; what was measured is kept."""
+        """Stop following, unless another profiler has replaced this one; what was measured is kept."""
         is_following = getattr(sys.getprofile(), "__self__", None) is self
         if is_following:
             sys.setprofile(None)
@@ -291,7 +291,7 @@ class PythonTimes:
         return self.switches() == self._last_switches
 
     def _place_of(self, owner: FrameType, activity: str) -> _Place:
-        """Return the place of what the line that ``owner`` runs does now."""
+        """Return the place that gets the time in which ``owner`` runs its current line with ``activity``."""
         phase = self.phase()
         outer = self._outer_call
         outer_function = None
@@ -337,7 +337,9 @@ class PythonTimes:
         is_called_by_printing = package and caller.activity == PRINTING
         if file.endswith(_PRINTING_FILE) or is_called_by_printing:
             return _FollowedCall(caller.owner, PRINTING)
-        if self.phase() == OTHER and frame.f_code.co_name == "forward":
+        phase = self.phase()
+        may_be_unmarked_forward = phase == OTHER and frame.f_code.co_name == "forward"
+        if may_be_unmarked_forward:
             self._note_forward_of_loop(frame)
         # Our hooks also call functions of the program and its libraries, which are not ours.
         is_called_by_us = caller.activity == OURS and package not in (TORCH, LIGHTNING)
@@ -346,7 +348,7 @@ class PythonTimes:
         is_called_by_exchange = package and caller.activity == EXCHANGE
         if package in _EXCHANGING_PACKAGES or is_called_by_exchange:
             return _FollowedCall(caller.owner, EXCHANGE)
-        if not package and self.phase() == DATA and self._is_called_by_program(caller):
+        if not package and phase == DATA and self._is_called_by_program(caller):
             # a tokenizer of a package of models, for example: only the program's line can be changed
             package = installed_package(file)
         if package:
@@ -355,9 +357,10 @@ class PythonTimes:
         is_inner_function = frame.f_code.co_name.startswith("<")
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
-        if self.phase() == OTHER and frame.f_code.co_name == "forward":
+        # It is a function of the program with a name of its own.
+        if may_be_unmarked_forward:
             self._note_forward(frame)
-        if self.phase() == DATA:
+        if phase == DATA:
             self._begin_data_call(frame)
         return _FollowedCall(frame, _PYTHON)
 
@@ -436,10 +439,10 @@ class PythonTimes:
         return owner is not self._loop_frame or self.phase() == OTHER
 
     def _caller_of(self, frame: FrameType | None) -> _FollowedCall:
-        """Return the innermost call that is followed, for a call that ``frame`` makes.
+        """Return the followed call in which ``frame`` makes a call: the innermost one, or that of the program's loop.
 
-        The function with a loop of the program's own began before the following. Outside of all phases it is followed
-        like the functions that it calls.
+        The function that contains the program's own loop was called before ``start``, so it is not on the stack.
+        Outside of all phases it is followed all the same.
         """
         caller = self._stack[-1]
         if self.phase() != OTHER:
@@ -448,7 +451,7 @@ class PythonTimes:
             return _OUTERMOST if is_of_loop else caller
         if len(self._stack) > 1 or frame is None:
             return caller
-        # A function makes the call that began before the following. If it is the program's own, it has the loop.
+        # ``frame`` was called before ``start``. If it runs the program's own code, it contains the loop.
         if package_of(frame.f_code.co_filename):
             return caller
         self._loop_frame = frame
