@@ -16,15 +16,16 @@ from lm_profiler.measure.counts.call_tensors import (
     has_sparse,
     leaves,
 )
+from lm_profiler.measure.memory.peaks import bytes_below_peak
 
 # Shorter calls are mostly call overhead, which no argument changes.
 _SHORT_S = 50e-6
 _TRIALS = 3  # of which the fastest counts
 # Times of further operators remain unknown. They are repeated while a step is recorded, which takes that much longer.
 _BUDGET_S = 1.0
-_MOST_ELEMENTS = 1 << 24  # of arguments and results, so that copies take little memory
-# of the storage of an argument, which may be larger than the argument
-_MOST_BYTES = 4 * _MOST_ELEMENTS
+# Copies of more bytes must fit below the peak of the process, which is one of the figures of a run. Smaller ones mostly
+# reuse memory that the C library keeps.
+_SMALL_BYTES = 32 << 20
 _RANDOM = torch.Tag.nondeterministic_seeded
 # marked as random, but torch does not call it with dropout
 _NEVER_RANDOM = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
@@ -57,10 +58,16 @@ class OperatorTrials:
 
     Args:
         clock: returns nanoseconds.
+        room: returns the bytes that fit below the peak memory of the process.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.thread_time_ns,
+        room: Callable[[], int] = bytes_below_peak,
+    ) -> None:
         self._clock = clock
+        self._room = room
         self._seconds_left = _BUDGET_S
         self._trials: dict[Any, Trial | None] = {}
 
@@ -72,6 +79,8 @@ class OperatorTrials:
         None if it takes no time or too much, cannot be repeated without an effect, or refuses the changed tensors.
         """
         if call.seconds < _SHORT_S or not _is_repeatable(call):
+            return None
+        if _bytes_of_copies(call) > max(_SMALL_BYTES, self._room()):
             return None
         shapes = _shapes(call.args), _shapes(sorted(call.kwargs.items()))
         key = (changed_tensor, call.operator, shapes)
@@ -111,23 +120,26 @@ class OperatorTrials:
 
 
 def _is_repeatable(call: TimedCall) -> bool:
-    """Return whether copies of the arguments are small, and repeated calls change nothing else.
-
-    They would change the state of a random generator, for example.
-    """
+    """Return whether calls with copies of the arguments change nothing, such as the state of a random generator."""
     arguments = [*leaves(call.args), *leaves(call.kwargs.values())]
     results = [*leaves([call.result])]
     if has_sparse(arguments) or has_sparse(results):
         return False
-    elements = sum(map(Tensor.numel, dense_tensors([*arguments, *results])))
-    storage_bytes = [
-        tensor.untyped_storage().nbytes() for tensor in dense_tensors(arguments)
-    ]
-    is_large = elements > _MOST_ELEMENTS or max(storage_bytes, default=0) > _MOST_BYTES
     is_random = _RANDOM in call.operator.tags and call.name not in _NEVER_RANDOM
     changed = [*changed_arguments(call.operator, call.args, call.kwargs)]
     is_of_torch = call.operator.namespace == "aten"
-    return is_of_torch and not is_large and not is_random and not changed
+    return is_of_torch and not is_random and not changed
+
+
+def _bytes_of_copies(call: TimedCall) -> int:
+    """Return at most how much memory the repetition of ``call`` takes.
+
+    That is a copy of each argument and a changed one, which is twice as large in float32, and a result.
+    """
+    arguments_bytes = sum(tensor.untyped_storage().nbytes() for tensor in call.inputs())
+    results = dense_tensors([*leaves([call.result])])
+    result_bytes = sum(tensor.untyped_storage().nbytes() for tensor in results)
+    return 3 * arguments_bytes + 2 * result_bytes
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -209,6 +209,14 @@ def unreclaimable_bytes(status_file: Path = _PROCESS_STATUS) -> int | None:
     return sizes["VmRSS"] - sizes.get("RssFile", 0)
 
 
+def bytes_below_peak(status_file: Path = _PROCESS_STATUS) -> int:
+    """Return how much resident memory this process can add without a new peak; 0 if that is unknown."""
+    sizes = _read_sizes(("VmRSS", "VmHWM"), status_file)
+    if len(sizes) < 2:
+        return 0
+    return max(sizes["VmHWM"] - sizes["VmRSS"], 0)
+
+
 def _read_sizes(
     names: Sequence[str], status_file: Path = _PROCESS_STATUS
 ) -> dict[str, int]:

@@ -41,6 +41,15 @@ def test_a_convolution_is_compared_with_one_of_the_other_layout() -> None:
     assert share_of_convolution(torch.ones(2, 3, 8, 8), trials) == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize("room_bytes, share", [(0, None), (1 << 30, 0.8)])
+def test_large_images_are_repeated_only_below_the_peak_of_the_process(room_bytes: int, share: float | None) -> None:
+    """Copies of 12 MiB of images, and of twice that as the result, take 84 MiB at most."""
+    clock = clock_of(*[4e-3, 2e-3] * 3)
+    images = torch.ones(1, 3, 1024, 1024)
+    found = share_of_convolution(images, OperatorTrials(clock, room=lambda: room_bytes))
+    assert found == (None if share is None else pytest.approx(share))
+
+
 def test_images_with_channels_last_are_not_repeated() -> None:
     images = torch.ones(2, 3, 8, 8).to(memory_format=CHANNELS_LAST)
     assert share_of_convolution(images, OperatorTrials(clock_of())) is None

@@ -10,7 +10,14 @@ import torch
 
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.tape import OUTSIDE
-from lm_profiler.measure.memory.peaks import PartPeaks, ProcessProbe, available_bytes, probe_of, unreclaimable_bytes
+from lm_profiler.measure.memory.peaks import (
+    PartPeaks,
+    ProcessProbe,
+    available_bytes,
+    bytes_below_peak,
+    probe_of,
+    unreclaimable_bytes,
+)
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import Peaks
 
@@ -193,3 +200,17 @@ def test_a_devices_peak_is_that_of_its_allocator() -> None:
     probe.reset()
     assert probe.peaks()[0] == before
     del held
+
+
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        (["VmHWM:\t   900 kB", "VmRSS:\t   300 kB"], 600 * 1024),
+        (["VmHWM:\t   900 kB"], 0),
+        ([], 0),
+    ],
+)
+def test_room_below_the_peak(lines: list[str], expected: int, tmp_path: Path) -> None:
+    status_file = tmp_path / "status"
+    status_file.write_text("\n".join(lines))
+    assert bytes_below_peak(status_file) == expected
