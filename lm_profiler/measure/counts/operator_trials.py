@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lm_profiler.measure.boundary import comes_from_outside
 from lm_profiler.measure.counts.call_tensors import (
     changed_arguments,
     dense_tensors,
@@ -107,7 +108,9 @@ class OperatorTrials:
                     usual_s = min(usual_s, self._timed_s(call.operator, args, kwargs))
                     seconds = self._timed_s(call.operator, changed_args, changed_kwargs)
                     changed_s = min(changed_s, seconds)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError) as error:
+            if comes_from_outside(error):
+                raise
             return None
         return Trial(usual_s, changed_s)
 

@@ -1,6 +1,8 @@
 """Convolutions of images are repeated with channels last."""
 
+import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 import torch
@@ -88,3 +90,19 @@ def test_a_convolution_of_sequences_has_one_layout() -> None:
     args = (torch.ones(2, 3, 8), torch.ones(6, 3, 3), None, [1], [1], [1], False, [0], 1)
     call = TimedCall("aten::convolution", CONVOLUTION, args, {}, CONVOLUTION(*args), LONG_S)
     assert channels_last_share(call, OperatorTrials(clock_of())) is None
+
+
+def test_what_a_signal_handler_of_the_program_raises_reaches_the_program() -> None:
+    def clock() -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return 0
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise RuntimeError("the job is preempted")
+
+    usual = signal.signal(signal.SIGUSR1, end)
+    try:
+        with pytest.raises(RuntimeError, match="preempted"):
+            share_of_convolution(torch.ones(2, 3, 8, 8), OperatorTrials(clock))
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
