@@ -141,8 +141,8 @@ class OperatorCall:
     # if it computes in half precision on the CPU: its seconds in float32 as a share of its own; 0 if it only converts
     # from or to half precision; None if that is unknown
     float32_share: float | None = None
-    # if it is a convolution of images on the CPU: its seconds with tensors in the memory format ``channels_last`` as a
-    # share of its own; None if that is unknown, or if they are in it
+    # if it works on images on the CPU, as a convolution does: its seconds with tensors in the memory format
+    # ``channels_last`` as a share of its own; None if that is unknown, or if they are in it
     channels_last_share: float | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0

@@ -12,6 +12,7 @@ _BACKWARD = "_backward"
 _WITH_MASK = 4  # queries, keys, values and a mask
 # A score of which this is a part has the weight 0 after softmax. Programs use -inf, or a large negative number.
 _HIDDEN = -1e4
+_ROWS = 256  # rows that are searched at once, so that the search of a large mask needs little memory
 
 
 def mask_of_attention(name: str, inputs: Sequence[Tensor]) -> Tensor | None:
@@ -38,7 +39,25 @@ def causal_length(mask: Tensor) -> int:
     # Two corners tell most other masks without a search.
     if mask[0, -1] > _HIDDEN or mask[-1, 0] != 0:
         return 0
-    is_later = torch.ones_like(mask, dtype=torch.bool).triu(1)
-    hides_later = (mask <= _HIDDEN) == is_later
-    keeps_earlier = (mask == 0) | is_later
-    return len(mask) if bool((hides_later & keeps_earlier).all()) else 0
+    for first_row in range(0, len(mask), _ROWS):
+        if not _are_causal(mask[first_row : first_row + _ROWS], first_row):
+            return 0
+    return len(mask)
+
+
+def _are_causal(rows: Tensor, first_row: int) -> bool:
+    """Return whether each of ``rows``, which begin at ``first_row`` of the mask, hides exactly its later positions."""
+    end_row = first_row + len(rows)
+    earlier = rows[:, :first_row]
+    around_diagonal = rows[:, first_row:end_row]
+    later = rows[:, end_row:]
+    # Comparing each element would take several times as long.
+    if earlier.count_nonzero() > 0:
+        return False
+    hides_later = later.numel() == 0 or bool(later.amax() <= _HIDDEN)
+    if not hides_later:
+        return False
+    is_later = torch.ones_like(around_diagonal, dtype=torch.bool).triu(1)
+    is_hidden = around_diagonal <= _HIDDEN
+    is_kept = around_diagonal == 0
+    return torch.equal(is_hidden, is_later) and torch.equal(is_kept, ~is_later)
