@@ -24,9 +24,8 @@ SECONDS = {
     "optimizer": 3e-3,
     "other": 5e-3,
     "validation": 50e-3,
-    "forward without a mark": 4e-3,
 }
-PHASE = {"loss": "forward", "forward without a mark": "other"}
+PHASE = {"loss": "forward"}
 """Where a wait counts, unless it is a phase itself."""
 
 STEPS = 14
@@ -303,14 +302,58 @@ def optimizer_within_backward() -> None:
         model(batch).sum().backward()
 
 
-@shape(data=1, backward=1, optimizer=1, zero_grad=1, **{"forward without a mark": 1})
+@shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def calls_forward_itself() -> None:
-    """No hook of torch is called: the time of the call is in ``other``."""
+    """No hook of torch is called."""
     model, optimizer = slow_model_and_optimizer()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         model.forward(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+class ModelWithLoss(nn.Module):
+    """Is not called itself: the program calls its methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = SlowModel()
+
+    def loss(self, batch: Any) -> Tensor:
+        spend("loss")
+        return self._outputs(batch).sum()
+
+    def _outputs(self, batch: Any) -> Tensor:
+        outputs: Tensor = self.layer(batch)
+        spend("loss")
+        return outputs
+
+    def train_batch(self, batch: Any, optimizer: SlowSGD) -> None:
+        optimizer.zero_grad()
+        spend("other")
+        self.loss(batch).backward()
+        optimizer.step()
+
+
+@shape(rows=STEPS - 3, forward=1, loss=2, backward=1, optimizer=1, zero_grad=1, other=1)
+def calls_a_method_of_the_model() -> None:
+    model = ModelWithLoss()
+    optimizer = SlowSGD(model.parameters())
+    for batch in range(STEPS):
+        loss = model.loss(batch)
+        spend("other")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@shape(data=1, forward=1, loss=2, backward=1, optimizer=1, zero_grad=1, other=1)
+def calls_a_method_that_runs_backward() -> None:
+    """The method of the whole step is no forward pass."""
+    model = ModelWithLoss()
+    optimizer = SlowSGD(model.parameters())
+    for _, batch in zip(range(STEPS), loader(), strict=False):
+        model.train_batch(batch, optimizer)
 
 
 @shape(data=2, forward=2, backward=2, optimizer=1, zero_grad=1, clip=1)

@@ -7,7 +7,8 @@ when an optimizer has stepped, and ends when the next step begins. The phases:
 | --- | --- |
 | data | ``__next__`` of a DataLoader's iterators; ``run.data`` |
 | transfer | the functions with which Fabric and accelerate move a batch |
-| forward | the calls of the outermost modules that hold parameters of the optimizers; with a loader, until backward |
+| forward | the calls of the outermost modules that hold parameters of the optimizers, or of the methods by which the |
+|         | program calls these instead, such as ``model.loss(batch)``; with a loader, until backward |
 | backward | ``torch.autograd.backward``, which ``Tensor.backward`` calls |
 | clip | ``torch.nn.utils.clip_grad_norm_`` and its like |
 | optimizer | ``step`` of all optimizers, and of ``GradScaler`` |
@@ -37,6 +38,11 @@ from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.watch.ledger import EPOCH, LAST_BATCH, VALIDATION
 from lm_profiler.callbacks.marks.loader_passes import DEAD_REFERENCE, LoaderPasses
+from lm_profiler.callbacks.marks.model_methods import (
+    ModelMethod,
+    forward_method,
+    running_methods,
+)
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
     OPTIMIZER_HOOKS,
@@ -73,6 +79,8 @@ NESTED_DATA = "run.data is used inside another run.data: the batches of both cou
 # Hooks are added to the children of modules whose calls are not seen, down to this depth.
 _MOST_LEVELS = 3
 _MOST_SEARCHES = 8  # for the modules of new optimizers; each takes some 0.3 s
+# At so many backward passes, the methods are searched by which the program calls a model that is not called itself.
+_METHOD_SEARCHES = 8
 
 
 class Autocast(NamedTuple):
@@ -128,6 +136,13 @@ class HookMarks:
         self._hooked_modules: list[nn.Module] = []  # the innermost modules with hooks
         self._levels_left = _MOST_LEVELS
         self._searches_left = _MOST_SEARCHES
+        # the modules whose methods are marked, because the program does not call them
+        self._uncalled_modules: list[nn.Module] = []
+        self._marked_methods: set[ModelMethod] = set()
+        self._method_searches_left = 0
+        # since the last backward pass: for each marked call, the methods of these modules in which it ran, the
+        # innermost first
+        self._methods_of_calls: list[list[ModelMethod]] = []
         self._is_active = False
 
         # what runs now
@@ -252,13 +267,60 @@ class HookMarks:
             self._undo.callback(ends.remove)
 
     def _hook_children(self) -> None:
-        """Mark the calls of the modules' children, because the program calls these and not the whole module."""
+        """Mark the calls of the modules' children, because the program calls these and not the whole module.
+
+        Mark ``forward``, too, which the program may call directly. Other methods are found when they run.
+        """
         self._levels_left -= 1
         parts: list[nn.Module] = []
         for module in self._hooked_modules:
-            if not is_compiled(module):
-                parts += module.children()
+            if is_compiled(module):
+                continue
+            parts += module.children()
+            self._uncalled_modules.append(module)
+            method = forward_method(module)
+            if method is not None:
+                self._mark_method(method)
         self._hook(parts)
+        self._method_searches_left = _METHOD_SEARCHES
+
+    def _mark_method(self, method: ModelMethod) -> None:
+        """Mark the calls of ``method`` of the modules that the program does not call, like those of a module."""
+        if method not in self._marked_methods:
+            self._marked_methods.add(method)
+            self._replaced.replace(method.kind, method.name, self._marked_method)
+
+    def _marked_method(self, method: Function) -> Function:
+        def marked_method(module: Any, *args: Any, **kwargs: Any) -> Any:
+            is_uncalled = any(module is uncalled for uncalled in self._uncalled_modules)
+            if _is_compiling() or not is_uncalled:
+                return method(module, *args, **kwargs)
+            self._run_guarded(self._begin_forward, module, args, kwargs)
+            try:
+                output = method(module, *args, **kwargs)
+            except BaseException:
+                self._run_guarded(self._end_forward, module, args, None)
+                raise
+            self._run_guarded(self._end_forward, module, args, output)
+            return output
+
+        return marked_method
+
+    def _mark_methods_of_calls(self) -> None:
+        """Mark the outermost method of the model that led to each call of its parts, but not to this backward pass.
+
+        A method that runs backward, such as that of a whole training step or epoch, is no forward pass.
+        """
+        calls = self._methods_of_calls
+        self._methods_of_calls = []
+        self._method_searches_left -= 1
+        around_backward = running_methods(self._uncalled_modules)
+        for methods in calls:
+            inner_methods = [
+                method for method in methods if method not in around_backward
+            ]
+            if inner_methods:
+                self._mark_method(inner_methods[-1])
 
     # -- steps
 
@@ -536,6 +598,8 @@ class HookMarks:
             note_call = self._note_call
             self._note_call = None
             note_call(module, (args, kwargs))
+        if self._method_searches_left > 0:
+            self._methods_of_calls.append(running_methods(self._uncalled_modules))
         self._forward_is_marked = True
         timeline = self.timeline
         timeline.note((tape.FORWARD, timeline.clock()))
@@ -740,6 +804,8 @@ class HookMarks:
 
     def _count_backward(self) -> None:
         self._backwards += 1
+        if self._methods_of_calls:
+            self._mark_methods_of_calls()
         if not self._has_begun and not self._began_amid_step:
             self._backwards_outside += 1
 
