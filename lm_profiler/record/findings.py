@@ -226,6 +226,7 @@ NeedlessReason = Literal[
     "some_double",  # computed in float64, in a model of float32
     "narrow",  # computed in half precision, which takes longer than float32
     "channels_first",  # convolutions that the memory format channels_last makes faster
+    "sparse_layout",  # products with a sparse matrix that the layout CSR makes faster
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another

@@ -144,6 +144,11 @@ class OperatorCall:
     # if it works on images on the CPU, as a convolution does: its seconds with tensors in the memory format
     # ``channels_last`` as a share of its own; None if that is unknown, or if they are in it
     channels_last_share: float | None = None
+    # whether it multiplies by a sparse matrix
+    is_sparse_product: bool = False
+    # if it does so on the CPU, and the matrix is in COO: its seconds with the matrix in CSR as a share of its own; None
+    # if that is unknown, or if the step computes the matrix
+    csr_share: float | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
     # if it belongs to a backward pass: the shares of elements, and of rows, that are zero in its result but not in the
@@ -154,7 +159,8 @@ class OperatorCall:
     @property
     def is_layer(self) -> bool:
         """Whether it is a matrix product, a convolution or a look-up of an embedding."""
-        return self.product is not None or self.name in _LAYERS
+        is_product = self.product is not None or self.is_sparse_product
+        return is_product or self.name in _LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,33 +12,36 @@ from lm_profiler.analysis.dataflow.loops import seconds_of_calling
 from lm_profiler.record.operator_calls import CodeLine, LineOperators, StepCalls
 from lm_profiler.record.run_record import PythonTime
 
-# In the other phases the program's lines are those of hooks and optimizers, which need not run their operators.
-_FORWARD = "forward"
+# The program's lines in backward are those of its autograd Functions. In the other phases they are those of hooks and
+# optimizers, which need not run their operators.
+_PHASES = ("forward", "backward")
 _PYTHON, _OPERATORS = "python", "torch"  # what a line does: ``PythonTime.what``
 
 
 def operators_of_lines(step: StepCalls) -> list[LineOperators]:
-    """Return the operators of forward that lines run without calling a function, by line, the longest first.
+    """Return the operators of forward and backward that lines run without calling a function, the longest first.
 
     The overhead of calling an operator is left out: it does not belong to the operator's work.
     """
     calling_s = seconds_of_calling(step)
-    seconds: defaultdict[CodeLine, float] = defaultdict(float)
-    calls: defaultdict[CodeLine, int] = defaultdict(int)
+    # by phase and line
+    seconds: defaultdict[tuple[str, CodeLine], float] = defaultdict(float)
+    calls: defaultdict[tuple[str, CodeLine], int] = defaultdict(int)
     for call in step.calls:
-        if call.phase == _FORWARD and call.syntax_line is not None:
-            calls[call.syntax_line] += 1
-            seconds[call.syntax_line] += max(call.seconds - calling_s, 0.0)
+        if call.phase in _PHASES and call.syntax_line is not None:
+            place = (call.phase, call.syntax_line)
+            calls[place] += 1
+            seconds[place] += max(call.seconds - calling_s, 0.0)
     operators = [
         LineOperators(
-            phase=_FORWARD,
+            phase=phase,
             file=line.file,
             line=line.line,
             function=line.function,
-            calls=calls[line],
+            calls=calls[phase, line],
             seconds=line_s,
         )
-        for line, line_s in seconds.items()
+        for (phase, line), line_s in seconds.items()
         if line_s > 0.0
     ]
     return sorted(operators, key=lambda line: line.seconds, reverse=True)

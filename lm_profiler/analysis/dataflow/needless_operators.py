@@ -179,6 +179,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     if _computes_in_half_precision(step):
         yield "narrow", _saved_by(step, attrgetter("float32_share")), None
     yield "channels_first", _saved_by_channels_last(step), None
+    yield "sparse_layout", _saved_by_csr(step), None
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
@@ -235,6 +236,20 @@ def _saved_by_channels_last(step: StepCalls) -> dict[int, float]:
     )
     is_much = saved_s >= _LEAST_SHARE_OF_LAYOUT * sum(step.phase_s.values())
     return shares if is_much else {}
+
+
+def _saved_by_csr(step: StepCalls) -> dict[int, float]:
+    """Return the products with a sparse matrix in COO, with the share of their time that CSR saves.
+
+    The step may compute the matrix, or its gradient: then it is no constant that is converted once. This is known of
+    the products of forward; those of their backward passes multiply by the transposed matrix.
+    """
+    shares = {}
+    for number, share in _saved_by(step, attrgetter("csr_share")).items():
+        forward = step.calls[number].forward
+        if forward is None or step.calls[forward].csr_share is not None:
+            shares[number] = share
+    return shares
 
 
 def _renormalizing_calls(step: StepCalls) -> list[int]:

@@ -243,9 +243,10 @@ def _is_layer(
 ) -> bool:
     """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product.
 
-    All operators of torch's recurrent cells count, because the program cannot fuse them.
+    All operators of torch's recurrent cells count, because the program cannot fuse them, and all products with a sparse
+    matrix, as in graph networks.
     """
-    if call.is_of_cell:
+    if call.is_of_cell or call.is_sparse_product:
         return True
     if call.product is None:
         return call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION)

@@ -1,4 +1,4 @@
-"""Finds the methods by which a program calls its model, if it does not call the model itself, as in ``model(batch)``."""
+"""Finds the methods by which a program calls its model, if it does not call it as ``model(batch)``."""
 
 from __future__ import annotations
 

@@ -36,6 +36,16 @@ def has_sparse(values: Iterable[Any]) -> bool:
     return any(isinstance(value, Tensor) and not is_dense(value) for value in values)
 
 
+def sparse_matrices(values: Iterable[Any]) -> list[Tensor]:
+    """Return the matrices among ``values`` that are sparse, in the layout COO."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.layout is torch.sparse_coo and tensor.dim() == 2
+    ]
+
+
 def base_name(operator: Any) -> str:
     """Return the name of ``operator`` without its overload, such as ``aten::mm``."""
     name: str = operator.name()

@@ -15,7 +15,9 @@ from lm_profiler.measure.counts.call_tensors import (
     changed_arguments,
     dense_tensors,
     has_sparse,
+    is_dense,
     leaves,
+    sparse_matrices,
 )
 from lm_profiler.measure.memory.peaks import bytes_below_peak
 
@@ -28,6 +30,8 @@ _BUDGET_S = 1.0
 # reuse memory that the C library keeps.
 _SMALL_BYTES = 32 << 20
 _RANDOM = torch.Tag.nondeterministic_seeded
+# Products that may be repeated with a sparse matrix; of other operators it is unknown whether they change one.
+SPARSE_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_sparse_addmm")
 # marked as random, but torch does not call it with dropout
 _NEVER_RANDOM = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
 
@@ -126,7 +130,9 @@ def _is_repeatable(call: TimedCall) -> bool:
     """Return whether calls with copies of the arguments change nothing, such as the state of a random generator."""
     arguments = [*leaves(call.args), *leaves(call.kwargs.values())]
     results = [*leaves([call.result])]
-    if has_sparse(arguments) or has_sparse(results):
+    if has_sparse(results):
+        return False
+    if has_sparse(arguments) and call.name not in SPARSE_PRODUCTS:
         return False
     is_random = _RANDOM in call.operator.tags and call.name not in _NEVER_RANDOM
     changed = [*changed_arguments(call.operator, call.args, call.kwargs)]
@@ -140,13 +146,26 @@ def _bytes_of_copies(call: TimedCall) -> int:
     That is a copy of each argument and a changed one, which is twice as large in float32, and a result.
     """
     arguments_bytes = sum(tensor.untyped_storage().nbytes() for tensor in call.inputs())
+    for matrix in sparse_matrices(leaves(call.args)):
+        # the numbers of its row and its column take 8 bytes each
+        arguments_bytes += _stored_elements(matrix) * (16 + matrix.element_size())
     results = dense_tensors([*leaves([call.result])])
     result_bytes = sum(tensor.untyped_storage().nbytes() for tensor in results)
     return 3 * arguments_bytes + 2 * result_bytes
 
 
+def _stored_elements(matrix: Tensor) -> int:
+    """Return how many elements a sparse ``matrix`` stores."""
+    return int(torch.ops.aten._nnz.default(matrix))
+
+
 def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the same strides, also of an expanded tensor, whose elements share memory."""
+    """Return a copy with the same strides, also of an expanded tensor, whose elements share memory.
+
+    A sparse tensor is not copied: the operators that get one do not change it.
+    """
+    if not is_dense(tensor):
+        return tensor
     storage = tensor.untyped_storage().clone()
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -178,6 +197,8 @@ def _with_changed_tensors(
 
 def _shapes(value: Any) -> Any:
     """Return ``value``, an argument or a collection of arguments, with the shapes of tensors in their place."""
+    if isinstance(value, Tensor) and not is_dense(value):
+        return value.shape, value.layout, _stored_elements(value), value.dtype
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):

@@ -32,6 +32,7 @@ from lm_profiler.measure.counts.call_tensors import (
     has_sparse,
     leaves,
     overwritten_inputs,
+    sparse_matrices,
     stored_elements,
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
@@ -43,6 +44,7 @@ from lm_profiler.measure.counts.linear_maps import (
 )
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
 from lm_profiler.measure.counts.replaced_method import replaced_method
+from lm_profiler.measure.counts.sparse_times import csr_share, is_sparse_product
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
 from lm_profiler.measure.counts.value_numbers import ValueNumbers
 from lm_profiler.measure.counts.zero_shares import (
@@ -155,6 +157,8 @@ class StepOperators:
         self._has_gradients_of_inputs = False
         # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
         self._has_sparse_tensors = False
+        # by their identity, the sparse matrices whose values the step computes
+        self._computed_matrices: dict[int, ref[Tensor]] = {}
         # the trained parameters as the last recorded part left them; None while a part is recorded
         self._left_parameters: list[_ParameterState] | None = None
         self._undo = ExitStack()
@@ -177,6 +181,7 @@ class StepOperators:
         self._other_leaves = {}
         self._has_gradients_of_inputs = False
         self._has_sparse_tensors = False
+        self._computed_matrices = {}
         self._left_parameters = None
         module, _ = self._parties()
         self._first_gradients = self._gradient_storages(module)
@@ -292,6 +297,7 @@ class StepOperators:
         results = dense_tensors(result_leaves)
         if has_sparse(arguments) or has_sparse(result_leaves):
             self._has_sparse_tensors = True
+            self._note_sparse_results(arguments, result_leaves)
         self._note_gradients_required(inputs)
 
         access = self._access_of_call(operator, args, kwargs, inputs, results)
@@ -370,6 +376,8 @@ class StepOperators:
                 has_half_input=has_half_input(inputs),
                 float32_share=float32_share(timed_call, self._trials),
                 channels_last_share=channels_last_share(timed_call, self._trials),
+                is_sparse_product=is_sparse_product(timed_call),
+                csr_share=self._csr_share(timed_call),
                 zero_rows=zero_rows_of_table(name, largest_result),
                 made_zero_elements=made_zero_elements,
                 made_zero_rows=made_zero_rows,
@@ -387,6 +395,33 @@ class StepOperators:
                 storage = self._storages.number_of(tensor)
                 if storage not in self._known_storages:
                     self._has_gradients_of_inputs = True
+
+    def _note_sparse_results(
+        self, arguments: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Note the sparse results of a call whose values the step computes.
+
+        Those made of other sparse tensors alone, such as by transposing, are the same in each step if these are.
+        """
+        sources = sparse_matrices(arguments)
+        computes_values = bool(dense_tensors(arguments)) or not sources
+        if computes_values or self._is_any_computed(sources):
+            for matrix in sparse_matrices(results):
+                self._computed_matrices[id(matrix)] = ref(matrix)
+
+    def _is_any_computed(self, matrices: Sequence[Tensor]) -> bool:
+        """Return whether the step computes the values of any of the sparse ``matrices``."""
+        for matrix in matrices:
+            reference = self._computed_matrices.get(id(matrix))
+            if reference is not None and reference() is matrix:
+                return True
+        return False
+
+    def _csr_share(self, call: TimedCall) -> float | None:
+        """Return the share of a product's time with its sparse matrix in CSR; None if the step computes that matrix."""
+        if self._is_any_computed(sparse_matrices(leaves(call.args))):
+            return None
+        return csr_share(call, self._trials)
 
     def _causal_mask(self, name: str, inputs: Sequence[Tensor]) -> CausalMask | None:
         """Return the mask of a call if that is fused attention with a causal one; None for other calls."""

@@ -56,9 +56,11 @@ def test_the_overhead_of_a_call_is_not_the_operators_work() -> None:
         OperatorCall(name="aten::mm", phase="backward", seconds=9 * MS, reads=(1,), writes=(3,), size=4096,
                      syntax_line=line),
     ]  # fmt: skip
-    (operators,) = operators_of_lines(StepCalls(calls=calls))
-    assert (operators.line, operators.function, operators.calls) == (12, "Net.forward", 1)
-    assert operators.seconds == pytest.approx(3 * MS)
+    operators = operators_of_lines(StepCalls(calls=calls))
+    places = [(line.phase, line.line, line.function, line.calls) for line in operators]
+    # an autograd Function may run both of its passes on one line
+    assert places == [("backward", 12, "Net.forward", 1), ("forward", 12, "Net.forward", 1)]
+    assert [line.seconds for line in operators] == pytest.approx([8 * MS, 3 * MS])
 
 
 def row(milliseconds: float, what: str = "python", line: int = 12, function: str = "Net.forward") -> PythonTime:
