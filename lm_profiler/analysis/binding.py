@@ -17,7 +17,13 @@ from lm_profiler.record.parts import (
     PHASES,
     WORKING_PHASES,
 )
-from lm_profiler.record.run_record import EPOCH, Bound, TimeSummary, Verdict
+from lm_profiler.record.run_record import (
+    EPOCH,
+    Bound,
+    OutsideSteps,
+    TimeSummary,
+    Verdict,
+)
 from lm_profiler.record.steps import StepRow
 
 # A cause counts as the bottleneck if its share of the step is at least this.
@@ -209,16 +215,9 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     if costliest.name not in _BETWEEN_STEPS_FINDINGS or costliest.share < REMAINDER:
         return None
     facts = {}
-    seconds = 0.0
     if costliest.name != EPOCH:
         # The time of an epoch boundary is not stated, because its share also includes part of a step.
-        seconds = sum(
-            activity.seconds
-            for activity in run.record.outside
-            if activity.what == costliest.name
-        )
-    if seconds and run.record.stages_s:
-        facts = {"seconds": seconds, "run_s": run.record.stages_s}
+        facts = _facts_of_activity(run.record.outside, costliest.name)
     bound_by: Bound = "between steps"
     if costliest.name in _LOADER_FINDINGS:
         bound_by = "input"
@@ -226,6 +225,20 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     return Verdict(
         bound_by=bound_by, share=costliest.share, because=because, facts=facts
     )
+
+
+def _facts_of_activity(outside: Sequence[OutsideSteps], name: str) -> dict[str, float]:
+    """Return how often the activity ``name`` was seen, how long it takes each time, and after how many steps it comes.
+
+    Empty if the activity is unknown.
+    """
+    activities = [activity for activity in outside if activity.what == name]
+    times = sum(activity.times for activity in activities)
+    per_step_s = sum(activity.per_step_s for activity in activities)
+    if not times or not per_step_s:
+        return {}
+    each_s = sum(activity.seconds for activity in activities) / times
+    return {"times": float(times), "each_s": each_s, "every": each_s / per_step_s}
 
 
 def _check_input(run: RunFacts) -> Verdict | None:

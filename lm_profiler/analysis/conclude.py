@@ -38,6 +38,7 @@ from lm_profiler.analysis.hardware.roofline import (
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.savings.optimizer import CLOSURE_OPTIMIZER
 from lm_profiler.analysis.savings.ranking import findings_of
+from lm_profiler.analysis.steps.batch_sizes import share_explained_by_sizes
 from lm_profiler.analysis.steps.level_check import level_check_note
 from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.step_model import StepModel, steadiness
@@ -385,6 +386,10 @@ def _steadiness(run: RunSteps) -> Steadiness:
     steady = steadiness(
         run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step
     )
+    explained_share = share_explained_by_sizes(
+        run.model, run.evidence.batch_counts, [row.step for row in run.steps]
+    )
+    steady = steady.model_copy(update={"explained_by_sizes": explained_share})
     pattern = steady.pattern
     if pattern is None:
         return steady

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Any
 
 from lm_profiler.analysis.steps.summaries import BatchCount
@@ -353,6 +354,7 @@ class Session:
         facts = self.instruments.facts()
         graph_pools_bytes = facts.pop("graph_pools", None)  # becomes a note
         lines_outside = facts.pop("lines_outside", {})
+        callers_outside = facts.pop("callers_outside", {})
         notes = [
             *self.notes,
             *self._unseen_backward_note(),
@@ -368,7 +370,7 @@ class Session:
             batch_counts=[self._batch_counts],
             between_steps_s=self._between_steps_s(),
             between=self._time_between_steps(),
-            outside=self._outside_steps(lines_outside),
+            outside=self._outside_steps(lines_outside, callers_outside),
             first_steps_of_epochs=self._first_steps_of_epochs(),
             stages_s=self._stages_s(),
             device_idle=device_idle,
@@ -531,11 +533,15 @@ class Session:
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
     def _outside_steps(
-        self, lines: Mapping[str, CodeLine | None]
+        self,
+        lines: Mapping[str, CodeLine | None],
+        callers: Mapping[str, CodeLine | None],
     ) -> list[OutsideSteps]:
         """Return what took time outside of the steps of all stages.
 
-        ``lines`` has the line in which an activity spends most of its time, None if it is unknown, by what it is.
+        Args:
+            lines: by what an activity is, the line in which it spends most of its time; None if it is unknown.
+            callers: the same with the line of the loop that calls it.
         """
         timeline = self.timeline
         events = spans_outside_steps(
@@ -548,6 +554,10 @@ class Session:
             line = lines.get(activity.what)
             if line is not None:
                 activity = activity.model_copy(update=line._asdict())
+            caller = callers.get(activity.what)
+            if caller is not None:
+                place = f"{PurePath(caller.file).name}:{caller.line}"
+                activity = activity.model_copy(update={"caller": place})
             activities.append(activity)
         return activities
 

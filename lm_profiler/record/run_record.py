@@ -236,6 +236,13 @@ class Steadiness(Part):
         "how often torch.compile compiled again during the measured steps",
         default=0,
     )
+    # None also if sizes explain less than half of the variation
+    explained_by_sizes: float | None = figure(
+        "explained by batch sizes",
+        "%",
+        "share of the variation of the step times that the sizes of the batches explain",
+        default=None,
+    )
     # Version 0.2 wrote these two; old records are still read.
     drift: float | None = None
     evidence: str = ""
@@ -640,7 +647,11 @@ class OutsideSteps(Part):
         "text",
         "activity outside the phases of a step, in all stages of the run",
     )
-    seconds: float = figure("time", "ms", "total time of the activity")
+    seconds: float = figure(
+        "time",
+        "ms",
+        "total time of the activity, in later stages estimated from the warm-up and measured steps",
+    )
     times: int = figure("times", "count", "how often the activity took place")
     per_step_s: float = figure(
         "per step",
@@ -668,6 +679,12 @@ class OutsideSteps(Part):
         "function",
         "text",
         "function of the line in which most of the time was spent",
+        default=None,
+    )
+    caller: str | None = figure(
+        "called in",
+        "text",
+        "line of the training loop that calls the activity",
         default=None,
     )
 

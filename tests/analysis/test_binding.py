@@ -162,7 +162,7 @@ def test_most_time_between_steps_is_reported() -> None:
     found = verdict_of(utilisation=utilised(0.5), outside=[validation], stages_s=41.0)
     assert (found.bound_by, found.because) == ("between steps", "between steps: validation")
     assert found.share == pytest.approx(0.8 / 0.9, rel=0.01)
-    assert found.facts == {"seconds": 36.0, "run_s": 41.0}
+    assert found.facts == {"times": 1.0, "each_s": 36.0, "every": 45.0}
 
 
 def test_without_steps_there_is_no_verdict() -> None:

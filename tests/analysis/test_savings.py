@@ -1151,15 +1151,27 @@ def test_samples_that_are_only_indexed_are_indexed_together(record: RunRecord, w
     assert ("Index all" in advice) == ("Index all" in words[0])
 
 
-def validating(loop: str = "Trainer", **settings: Any) -> RunRecord:
-    return record_with(loop=loop, settings=Settings(**settings), **outside_steps("validation", 2.0, 4, 0.05))
+def validating(loop: str = "Trainer", **facts: Any) -> RunRecord:
+    """``facts`` are of the settings, or of the activity."""
+    settings = {name: fact for name, fact in facts.items() if name in Settings.model_fields}
+    activity = {name: fact for name, fact in facts.items() if name not in settings}
+    return record_with(
+        loop=loop, settings=Settings(**settings), **outside_steps("validation", 2.0, 4, 0.05, **activity)
+    )
 
 
+EVALUATION = {"file": "net.py", "line": 9, "function": "evaluate", "caller": "train.py:60"}
 ADVICE = {
     "a batch of many small tensors needs fewer of them":
         (record_with({"transfer": 30.0}, settings=Settings(tensors_per_batch=1700)), "1,700 tensors", True),
     "a validation that records a graph needs none":
         (validating("own", validates_with_gradients=True), "torch.no_grad()", True),
+    "what that costs is stated":
+        (validating("own", validates_with_gradients=True), "at most half of its time", True),
+    "the loop's line that validates is named":
+        (validating("own", **EVALUATION), "in evaluate (net.py:9), called in train.py:60.", True),
+    "unless it is the costliest line itself":
+        (validating("own", **{**EVALUATION, "file": "train.py", "line": 60}), "called in", False),
     "small batches of a validation may be larger":
         (validating(validation_batch_size=1, samples_per_batch=32), "larger batches", True),
     "others may not":

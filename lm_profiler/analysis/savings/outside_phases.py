@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from lm_profiler.analysis.savings.step_costs import RARE_SHARE, LoopLine, StepCosts
@@ -38,8 +39,15 @@ def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
                 "owner": activity.function,
                 "file": activity.file,
                 "line": activity.line,
+                "what": _caller_of(activity),
             }
     return {}
+
+
+def _caller_of(activity: OutsideSteps) -> str | None:
+    """Return the line of the loop that calls ``activity``; None if it is unknown, or the activity's line itself."""
+    own_place = f"{PurePath(activity.file or '').name}:{activity.line}"
+    return None if activity.caller == own_place else activity.caller
 
 
 def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:

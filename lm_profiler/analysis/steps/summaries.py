@@ -300,7 +300,7 @@ def mean_counts(
     means = np.zeros(len(MeanCounts._fields))
     for counts in ranks:
         figures = []
-        for count in _counts_of_steps(counts, steps):
+        for count in counts_of_steps(counts, steps):
             # the fields of ``BatchCount`` after ``step`` are those of ``MeanCounts``, in the same order
             _, batches, *sizes = count
             known_batches = batches or None  # 0 means unknown, too
@@ -309,7 +309,7 @@ def mean_counts(
     return MeanCounts(*[None if np.isnan(mean) else float(mean) for mean in means])
 
 
-def _counts_of_steps(
+def counts_of_steps(
     counts: Sequence[BatchCount], steps: Sequence[int]
 ) -> list[BatchCount]:
     """Return for each of ``steps`` the entry of ``counts`` that applies: the latest one at or before it."""
@@ -324,7 +324,7 @@ def short_steps(
     if not ranks or not ranks[0] or not steps:
         return {}
     samples_by_step: dict[int, int] = {}
-    for step, count in zip(steps, _counts_of_steps(ranks[0], steps), strict=True):
+    for step, count in zip(steps, counts_of_steps(ranks[0], steps), strict=True):
         if count.samples is None:
             return {}  # with an unknown step, the median is unknown
         samples_by_step[step] = count.samples

@@ -253,9 +253,9 @@ def first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set
 
 def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> OutsideSteps:
     """Return the cost per step of the ``events`` of one kind, with the frequency that they have in the long run."""
-    seconds = [event.seconds for event in events]
     # only these durations are those of an undisturbed run, if there are any
     timed_s = [event.seconds for event in events if event.is_timed]
+    mean_s = fmean(timed_s or [event.seconds for event in events])
     # The frequency is that up to the last event, but at most one event in the steps after it, which had none.
     steps_before_last = events[-1].steps_before
     steps_after_last = steps - steps_before_last
@@ -267,7 +267,7 @@ def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> Outside
         what=kind.what,
         owner=kind.owner,
         in_step=kind.in_step,
-        seconds=sum(seconds),
-        times=len(seconds),
-        per_step_s=per_step * fmean(timed_s or seconds),
+        seconds=len(events) * mean_s,
+        times=len(events),
+        per_step_s=per_step * mean_s,
     )

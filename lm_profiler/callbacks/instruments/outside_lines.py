@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import Event, Thread, get_ident
 from traceback import walk_stack
 from types import FrameType
@@ -28,10 +28,12 @@ _FEWEST_SAMPLES = 8
 _LOADERS = "/torch/utils/data/"  # the folder of torch's code of loaders
 # parts of a step in which its batch has not arrived
 _BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
+_FORWARD_METHOD = ".forward"
 _LARGE_SHARE = 0.5  # the share of the samples that a function must have
 
 # the lines of the program on the stack, the outermost first
 _Stack = tuple[CodeLine, ...]
+_Function = tuple[str, str]  # the file and the name of a function
 
 
 class OutsideLines(Instrument):
@@ -48,12 +50,17 @@ class OutsideLines(Instrument):
         # the number of samples of each stack
         self._validation_stacks: Counter[_Stack] = Counter()
         self._epoch_stacks: Counter[_Stack] = Counter()
+        # the functions of the program that ran when the stage began, which is between two steps of its loop
+        self._functions_of_loop: set[_Function] = set()
         self._has_left_step = Event()
         self._stage_is_over = Event()
         self._sampler: Thread | None = None
 
     def begin(self, stage: str) -> None:
         """Start the sampling thread, which sleeps until the timeline reports that the loop has left its steps."""
+        self._functions_of_loop = set()
+        for line in _stack_of(sys._getframe()):
+            self._functions_of_loop.add((line.file, line.function))
         self._stage_is_over.clear()
         self._has_left_step.clear()
         self._timeline.left_step = self._has_left_step.set
@@ -68,6 +75,9 @@ class OutsideLines(Instrument):
             VALIDATION: costliest_line(self._validation_stacks),
             EPOCH: epoch_line,
             FIRST_BATCH: epoch_line,
+        }
+        self.facts["callers_outside"] = {
+            VALIDATION: calling_line(self._validation_stacks, self._functions_of_loop)
         }
 
     def discard(self) -> None:
@@ -134,8 +144,15 @@ def _stack_of(frame: FrameType) -> _Stack:
     """
     if _is_in_loader(frame):
         return ()
-    lines = user_lines(frame, callees_left_out=nn.Module.__call__.__code__)
-    return tuple(CodeLine(*line) for line in lines)
+    lines: list[CodeLine] = []
+    for line in user_lines(frame, callees_left_out=nn.Module.__call__.__code__):
+        code_line = CodeLine(*line)
+        # a program may also call ``model.forward``
+        is_of_model = code_line.function.endswith(_FORWARD_METHOD)
+        if is_of_model and lines:
+            break
+        lines.append(code_line)
+    return tuple(lines)
 
 
 def _is_in_loader(innermost: FrameType) -> bool:
@@ -168,7 +185,31 @@ def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
     return samples_by_line.most_common(1)[0][0]
 
 
-def _innermost_function(stacks: Mapping[_Stack, int]) -> tuple[str, str] | None:
+def calling_line(
+    stacks: Mapping[_Stack, int], functions_of_loop: Collection[_Function]
+) -> CodeLine | None:
+    """Return the line with the most samples in the innermost function that training steps also run in.
+
+    It calls the activity during which ``stacks`` were sampled, or what calls that. ``functions_of_loop`` are the
+    functions on the stack of a training step. Returns None if the function runs most of the activity itself, or if
+    there are too few samples.
+    """
+    samples_by_line: Counter[CodeLine] = Counter()
+    samples = sum(stacks.values())
+    for stack, count in stacks.items():
+        common_lines = []
+        for line in stack:
+            if (line.file, line.function) in functions_of_loop:
+                common_lines.append(line)
+        calls_function = bool(common_lines) and common_lines[-1] != stack[-1]
+        if calls_function:
+            samples_by_line[common_lines[-1]] += count
+    if samples < _FEWEST_SAMPLES or samples_by_line.total() < _LARGE_SHARE * samples:
+        return None
+    return samples_by_line.most_common(1)[0][0]
+
+
+def _innermost_function(stacks: Mapping[_Stack, int]) -> _Function | None:
     """Return file and name of the innermost function that is on at least half of the ``stacks``; None without one.
 
     Of several such functions, it is the one whose innermost call is deepest in the stack, on average.

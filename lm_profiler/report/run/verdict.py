@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
@@ -99,13 +100,25 @@ def _binding_text(verdict: Verdict) -> str:
     text = template.format_map(defaultdict(float, texts))  # a missing fact counts as 0
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
-    if "run_s" in facts:
+    if "each_s" in facts:
+        text += f": {_activity_text(facts)}"
+    if "run_s" in facts:  # an older record
         text += f": {duration_text(facts['seconds'])} of the {duration_text(facts['run_s'])} that this run took"
     if verdict.because == "host" and "marks" in facts:
         text = f"at {facts['marks']:.0%} of the phase boundaries the device had already run out of work"
     if verdict.because == "host" and "idle" in facts:
         text += f", and it was idle for {facts['idle']:.0%} of the traced steps"
     return f"{bound}: {text}"
+
+
+def _activity_text(facts: Mapping[str, float]) -> str:
+    """Return how long an activity between steps takes and how often it comes: ``390 ms each, about every 26 steps``."""
+    text = duration_text(facts["each_s"])
+    if facts["times"] == 1:
+        return f"{text}, seen once"
+    if facts["every"] < 1.0:
+        return f"{text} each, {1.0 / facts['every']:.2g} times per step"
+    return f"{text} each, about every {count_text(round(facts['every']), 'step')}"
 
 
 def _binding_words(verdict: Verdict) -> str:
@@ -328,14 +341,21 @@ def _steadiness_text(steadiness: Steadiness) -> str:
     text = ", ".join(steadiness.words)
     if steadiness.took_s is not None and steadiness.first is not None:
         text += f" over {count_text(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
+    explained_share = steadiness.explained_by_sizes
+    if explained_share is not None and steadiness.word != "steady":
+        text += f": the step time follows the batch size ({explained_share:.0%} of its variation)"
     if steadiness.word != "noisy":
         return text
     share = steadiness.known_to
     if share is None or share > 1.0:
-        return f"{text}: too few steps, or too much variation, to know the step time"
+        separator = ":" if explained_share is None else ";"
+        return f"{text}{separator} too few steps, or too much variation, to know the step time"
     # The level is noisy above 5 %, so 5.2 % must not be printed as 5 %.
     decimals = 1 if share < 0.1 else 0
-    return f"{text}: the step time is only known to within ±{share:.{decimals}%}"
+    known_to = f"only known to within ±{share:.{decimals}%}"
+    if explained_share is not None:
+        return f"{text}, so the mean is {known_to}"
+    return f"{text}: the step time is {known_to}"
 
 
 def odd_lines(record: RunRecord) -> list[str]:

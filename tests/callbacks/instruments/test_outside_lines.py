@@ -1,15 +1,18 @@
 """The lines in which validations and epoch boundaries spend most of their time are found by samples of the stack."""
 
+import linecache
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lm_profiler.callbacks.instruments import outside_lines
-from lm_profiler.callbacks.instruments.outside_lines import OutsideLines, costliest_line
+from lm_profiler.callbacks.instruments.outside_lines import OutsideLines, calling_line, costliest_line
 from lm_profiler.measure.clocks.tape import DATA, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.operator_calls import CodeLine
@@ -67,12 +70,40 @@ def evaluate(model: nn.Module) -> None:
     model()
 
 
-def test_the_line_is_the_call_of_the_model() -> None:
+def evaluate_without_hooks(model: nn.Module) -> None:
+    model.forward()
+
+
+@pytest.mark.parametrize("evaluation", [evaluate, evaluate_without_hooks])
+def test_the_line_is_the_call_of_the_model(evaluation: Callable[[nn.Module], None]) -> None:
     _, instrument = outside_for(VALIDATION)
-    evaluate(Slow(instrument._validation_stacks))
+    evaluation(Slow(instrument._validation_stacks))
     instrument.end("measure")
     line = instrument.facts["lines_outside"][VALIDATION]
-    assert (line.file, line.function) == (__file__, "evaluate")
+    assert (line.file, line.function) == (__file__, evaluation.__name__)
+
+
+def test_the_caller_is_the_line_of_the_loop() -> None:
+    timeline = Timeline()
+    instrument = OutsideLines(timeline)
+    instrument.begin("measure")  # the loop is this function
+    timeline.go_outside(VALIDATION)
+    for model in [Slow(instrument._validation_stacks)]:
+        evaluate(model)
+    instrument.end("measure")
+    caller = instrument.facts["callers_outside"][VALIDATION]
+    assert caller.function == "test_the_caller_is_the_line_of_the_loop"
+    assert linecache.getline(caller.file, caller.line).strip() == "evaluate(model)"
+
+
+LOOP = {(MAIN.file, MAIN.function)}
+
+
+def test_a_loop_without_calls_has_no_caller() -> None:
+    assert calling_line({(MAIN, VALIDATE): 10}, LOOP) == MAIN
+    assert calling_line({(MAIN, VALIDATE): 10}, set()) is None
+    assert calling_line({(MAIN,): 10}, LOOP) is None
+    assert calling_line({(MAIN, VALIDATE): 3}, LOOP) is None
 
 
 def test_the_line_of_an_epoch_boundary_runs_until_the_first_batch() -> None:

@@ -148,9 +148,9 @@ def measured(**memory: Any) -> dict[str, Any]:
     return {"memory": {"parts": {}, **memory}}
 
 
-def noisy_record(known_to: float) -> RunRecord:
+def noisy_record(known_to: float, **changes: Any) -> RunRecord:
     made = made_record()
-    steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
+    steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to, **changes})
     return made.model_copy(update={"steadiness": steadiness})
 
 
@@ -169,6 +169,8 @@ SUMMARIES = {
     "a level that is known to 5.04 %": noisy_record(0.0504),
     "a level that is known to 5.12 %": noisy_record(0.0512),
     "a level that is known to 25 %": noisy_record(0.254),
+    "step times that follow the batch size": noisy_record(0.094, explained_by_sizes=0.897),
+    "the same, without a known level": noisy_record(1.2, explained_by_sizes=0.897),
     "a plan that took too long": made_record(**measured(**OF_DEVICE), planned={"unknown": "it took more than 20 s"}),
     "a plan, beside the peak that a device reports": made_record(**measured(**OF_DEVICE), planned=PLANNED),
     "a plan, beside what forward left on the CPU": made_record(
