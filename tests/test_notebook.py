@@ -73,7 +73,7 @@ def test_a_table_takes_a_layout_and_conditions(logs: Path) -> None:
     assert "fwd avg (sec)" in repr(wide)
     for wrong in ({"layout": "wyde"}, {"layout": "wide", "columns": ["name"]}, {"where": ["verb=test"]}):
         with pytest.raises(UsageError):
-            lm_profiler.table(logs, **wrong)  # type: ignore[arg-type]
+            lm_profiler.table(logs, **wrong)
     steps = lm_profiler.load(logs / "demo").steps
     assert np.array_equal(steps["forward_backward_s"], steps["forward_s"] + steps["backward_s"])
     assert np.array_equal(steps["forward_backward_host_s"], steps["forward_host_s"] + steps["backward_host_s"])

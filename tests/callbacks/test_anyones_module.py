@@ -64,7 +64,7 @@ class Sections(Callback):
         self.received: list[tuple[Any, ...]] = []
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        profiler: Any = trainer.profiler
         with profiler.profile("my section") as section:
             copied = copy.deepcopy(profiler)
         counts = {name: len(times) for name, times in profiler.recorded_durations.items() if "my section" in name}
@@ -122,7 +122,7 @@ class StartsItself(SimpleProfiler):
     def __init__(self) -> None:
         super().__init__()
         plain = super().start
-        self.start = lambda name: plain(name)  # type: ignore[method-assign]
+        self.start = lambda name: plain(name)
 
 
 @pytest.mark.parametrize("kind", [AdvancedProfiler, HasSlots, Guarded, StartsItself])

@@ -65,7 +65,7 @@ class Module(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
     def train_dataloader(self) -> Any:
-        return DataLoader([{"x": torch.ones(8), "y": torch.ones(1)}] * STEPS)  # type: ignore[arg-type]
+        return DataLoader([{"x": torch.ones(8), "y": torch.ones(1)}] * STEPS)
 
 
 def test_a_step_under_the_trainer_calls_few_functions(calls: Calls, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Uneven(OneLayer):
     shapes: Sequence[tuple[int, int]] = ()  # samples and length of each batch
 
     def train_dataloader(self) -> Any:
-        return DataLoader([torch.ones(*shape, WIDTH) for shape in self.shapes], batch_size=None)  # type: ignore[arg-type]
+        return DataLoader([torch.ones(*shape, WIDTH) for shape in self.shapes], batch_size=None)
 
 
 @pytest.mark.parametrize(

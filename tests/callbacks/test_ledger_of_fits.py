@@ -51,7 +51,7 @@ class Fitted(Tiny):
         return loss
 
     def train_dataloader(self) -> Any:
-        return DataLoader(torch.randn(30, 4), batch_size=1)  # type: ignore[arg-type]
+        return DataLoader(torch.randn(30, 4), batch_size=1)
 
 
 class Validated(Fitted):
@@ -59,7 +59,7 @@ class Validated(Fitted):
         pass_s(BATCH_S)
 
     def val_dataloader(self) -> Any:
-        return DataLoader(torch.randn(5, 4), batch_size=1)  # type: ignore[arg-type]
+        return DataLoader(torch.randn(5, 4), batch_size=1)
 
 
 class Slow(Fitted):
@@ -87,7 +87,7 @@ class SlowLoader(Fitted):
                 pass_s(0.1)
                 return super().__iter__()
 
-        return Starting(torch.randn(30, 4), batch_size=1)  # type: ignore[arg-type]
+        return Starting(torch.randn(30, 4), batch_size=1)
 
 
 class Logger(CSVLogger):
@@ -118,7 +118,7 @@ class Judged(Tiny):
         pass_s(BATCH_S)
 
     def test_dataloader(self) -> Any:
-        return DataLoader(torch.randn(5, 4), batch_size=1)  # type: ignore[arg-type]
+        return DataLoader(torch.randn(5, 4), batch_size=1)
 
 
 class Fails(Callback):

@@ -128,7 +128,7 @@ def test_a_watched_run_logs_its_throughput_under_accumulation(tmp_path: Path) ->
     sizes = [3, 1] * steps
     batches = [torch.rand(size, 4) for size in sizes]
     module = Counting()
-    trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    trainer.fit(module, DataLoader(batches, batch_size=None))
     assert module.rows_seen == sum(sizes)
 
     with Path(lines.log_dir, "metrics.csv").open(encoding="utf-8") as file:

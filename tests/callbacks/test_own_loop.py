@@ -207,7 +207,7 @@ def test_phases_are_as_long_as_they_are(is_named: bool, batches_per_step: int) -
     with profile_with(options()) as run:
         run_known_loop(run, is_named, batches_per_step)
     record = run.record
-    assert record == read_run(run.folder)  # type: ignore[arg-type]
+    assert record == read_run(run.folder)
     assert record.model.accumulate_grad_batches == batches_per_step
     seconds = own_loops.SECONDS
     truth = {name: seconds[name] * batches_per_step for name in ("data", "forward", "backward")}
@@ -631,7 +631,7 @@ def test_a_loop_within_a_loop_is_one_loop(is_named: bool, capsys: pytest.Capture
     parts = slow_model_and_optimizer()
     with profile_with(options(), parts if is_named else []) as run:
         within = SimpleNamespace(data=lambda batches: run.data(run.data(batches)))
-        usual_loop(within, parts)  # type: ignore[arg-type]
+        usual_loop(within, parts)
     assert_times(rows_of(run), ZOO["usual"].seconds())
     (line,) = reported_lines(capsys)
     assert "run.data is used inside another run.data" in line
@@ -729,9 +729,9 @@ def test_the_stage_in_which_a_loop_ended_is_noted() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="models and optimizers"), profile(3):  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="models and optimizers"), profile(3):
         pass
-    with pytest.raises(UsageError, match="whole number"), profile(measure_steps=2.5):  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="whole number"), profile(measure_steps=2.5):
         pass
     with profile_with(options()) as run:
         with pytest.raises(UsageError, match="did you mean forward"):

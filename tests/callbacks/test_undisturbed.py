@@ -78,15 +78,15 @@ class Copies(Callback):
         torch.save(pl_module, file)
         file.seek(0)
         self.modules.append(torch.load(file, weights_only=False))
-        for other in (*trainer.optimizers, *(c for c in trainer.callbacks if c is not self)):  # type: ignore[attr-defined]
+        for other in (*trainer.optimizers, *(c for c in trainer.callbacks if c is not self)):
             copy.deepcopy(other)
             pickle.loads(pickle.dumps(other))
-        copy.copy(trainer.profiler)  # type: ignore[attr-defined]
+        copy.copy(trainer.profiler)
         self.done += 1
         for module in self.modules:
             assert_same_weights(module, pl_module)
             module.eval()  # dropout would draw from the training's own numbers
-            module.layers(torch.ones(2, 4)).sum().backward()  # type: ignore[operator]
+            module.layers(torch.ones(2, 4)).sum().backward()
             assert b"lm_profiler" not in pickle.dumps(module)
 
 

@@ -123,7 +123,7 @@ class Loaded(Tiny):
             time.sleep(0.02)
             return torch.stack(samples)
 
-        return DataLoader(torch.randn(30, 4), batch_size=1, collate_fn=slowly)  # type: ignore[arg-type]
+        return DataLoader(torch.randn(30, 4), batch_size=1, collate_fn=slowly)
 
 
 @pytest.mark.parametrize("stages", [4, 30])  # steps: an epoch has thirty
@@ -140,7 +140,7 @@ def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
     allocates = {30: lambda: torch.ones(2**26)}  # 256 MiB, of which nothing is held at the step's end
     train_tiny(Path(), [watcher()], lambda: Tiny(allocates), max_steps=STEPS)
     window = read_windows(run_folder())[-1]
-    assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
+    assert window.peak_bytes - window.held_bytes >= 2**27
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the pages of files apart")

@@ -34,7 +34,7 @@ class Sleeper(LightningModule):
         return self.head(batch).add(1.0).sum()
 
     def train_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(torch.ones(800, 64), batch_size=8)  # type: ignore[arg-type]  # a tensor is a dataset of its rows
+        return DataLoader(torch.ones(800, 64), batch_size=8)  # a tensor is a dataset of its rows
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -81,7 +81,7 @@ class Validates(Sleeper):
             torch.ones(256, 256) @ torch.ones(256, 256)
 
     def val_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(torch.ones(16, 64), batch_size=4)  # type: ignore[arg-type]
+        return DataLoader(torch.ones(16, 64), batch_size=4)
 
 
 def test_work_of_a_validation_between_traced_steps_is_left_out(tmp_path: Path) -> None:

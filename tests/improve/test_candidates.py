@@ -85,7 +85,7 @@ def test_compiling_saves_at_most_the_terms_of_the_waterfall_that_it_can() -> Non
 
 def test_the_verdicts_remedy_goes_first() -> None:
     for bound_by, name in (("host", "model.compile=true"), ("input", "data.num_workers=1")):
-        verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})  # type: ignore[union-attr]
+        verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})
         assert next(iter(ceilings_by_name(OURS, GPU, verdict=verdict))) == name
     assert "trainer.precision=bf16-mixed" in ceilings_by_name(OURS, ("xpu", Settings()))
 

@@ -310,7 +310,7 @@ def test_no_pair_begins_that_would_not_end_in_time() -> None:
 
     def answer(question: Question) -> TimedRun | NumericsCheck:
         ran = answers(question)
-        return replace(ran, took_s=90.0) if isinstance(ran, TimedRun) and question.options else ran  # type: ignore[union-attr]
+        return replace(ran, took_s=90.0) if isinstance(ran, TimedRun) and question.options else ran
 
     end = search_of(changes_of("slow=1"), answer, 500.0)
     (tried,) = end.tried

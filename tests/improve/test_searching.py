@@ -103,7 +103,7 @@ class Program:
 
 
 def search_record(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
-    request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
+    request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)
     calls = CellCalls(path, ["fit"])
     with SweepFolder(path, made_plan("it", "a call", [], {}, [calls.baseline()]), grows=True) as folder:
         folder.begin()

@@ -77,7 +77,7 @@ def test_damaged_records_are_refused_unchanged(tmp_path: Path) -> None:
     messages["no text"] = refusal(RecordError, lambda: read_run(tmp_path))
     assert_stored("record/problems: no text", messages, run=tmp_path)
     with pytest.raises(ValidationError):
-        MINIMAL.status = "ok"  # type: ignore[misc]
+        MINIMAL.status = "ok"
 
 
 def test_levels_of_a_record_before_0_3_get_the_numbers_of_the_run() -> None:

@@ -13,7 +13,7 @@ class Weights(torch.nn.Parameter):
     """Made of a plain tensor, as bitsandbytes' ``Params4bit``."""
 
     def __new__(cls, data: Tensor) -> Weights:
-        return Tensor._make_subclass(cls, data, False)  # type: ignore[attr-defined]
+        return Tensor._make_subclass(cls, data, False)
 
 
 def test_weights_that_need_data_are_named() -> None:

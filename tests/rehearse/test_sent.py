@@ -68,7 +68,7 @@ def test_uncountable_steps_are_refused_before_a_process_starts(tmp_path: Path) -
     messages = {"LBFGS": refusal(UncountableError, lambda: counted_work(Closures(), trainer_with([], tmp_path)))}
     lazy = Contrastive()
     lazy.later = nn.LazyLinear(2)
-    lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)  # type: ignore[method-assign]
+    lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)
     messages["lazy"] = refusal(UncountableError, lambda: counted_work(lazy, trainer_with([], tmp_path)))
     assert_stored("rehearse/refused: step", messages)
     with pytest.raises(UncopyableError, match="not dense"):
@@ -97,8 +97,8 @@ def test_a_batch_of_any_kind_goes_without_its_data(batch: Any) -> None:
 
 def test_objects_of_one_process_are_sent_as_stand_ins(tmp_path: Path) -> None:
     module = Contrastive()
-    module.lock = threading.Lock()  # type: ignore[assignment]
-    module.numbers = (number for number in range(3))  # type: ignore[assignment]
+    module.lock = threading.Lock()
+    module.numbers = (number for number in range(3))
     trainer = trainer_with([], tmp_path)
     trainer.strategy.connect(module)
     trainer.strategy._lightning_module = module

@@ -43,5 +43,5 @@ class Compiles(LightningModule):
 
 
 off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-trainer = Trainer(max_steps=15, accelerator="cpu", **dict.fromkeys(off, False))  # type: ignore[arg-type]
-trainer.fit(Compiles(), DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))  # type: ignore[arg-type]
+trainer = Trainer(max_steps=15, accelerator="cpu", **dict.fromkeys(off, False))
+trainer.fit(Compiles(), DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))

@@ -26,7 +26,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "abort": os.abort,
     "segmentation fault": lambda: ctypes.string_at(0),
     **{
-        name: lambda name=name: os.kill(os.getpid(), getattr(signal, name))  # type: ignore[misc]
+        name: lambda name=name: os.kill(os.getpid(), getattr(signal, name))
         for name in ("SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
     },
 }

@@ -67,7 +67,7 @@ class Manual(Tiny):
 
     automatic_optimization = False
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer = self.optimizers()
         loss = super().training_step(batch, batch_idx)
         optimizer.zero_grad()

@@ -24,7 +24,7 @@ class Keeps(Callback):
             self.logits = whole(*args)
             return self.logits
 
-        pl_module.forward = forward  # type: ignore[method-assign]
+        pl_module.forward = forward
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})

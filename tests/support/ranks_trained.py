@@ -43,7 +43,7 @@ class Dropping(LightningModule):
         return batch.numel()
 
     def train_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader([torch.full((4, 8), 0.1 * n) for n in range(BATCHES)], batch_size=None)  # type: ignore[arg-type]
+        return DataLoader([torch.full((4, 8), 0.1 * n) for n in range(BATCHES)], batch_size=None)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -81,7 +81,7 @@ class Hooked(Dropping):
     """Registers its hook itself: Lightning passes its option over where the device is the CPU."""
 
     def on_train_start(self) -> None:
-        self.trainer.model.register_comm_hook(None, halved)  # type: ignore[union-attr, operator]
+        self.trainer.model.register_comm_hook(None, halved)
 
 
 Way = tuple[type[Dropping], Callable[[], Any], dict[str, Any]]

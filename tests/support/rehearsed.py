@@ -26,7 +26,7 @@ class Plain(LightningModule):
         self.embedding, self.head = nn.Embedding(IDS, WIDTH), nn.Linear(WIDTH, IDS, bias=False)
 
     def train_dataloader(self) -> Any:
-        return DataLoader(range(4 * BATCH), batch_size=BATCH)  # type: ignore[arg-type]
+        return DataLoader(range(4 * BATCH), batch_size=BATCH)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.head(self.embedding(batch)), batch)
@@ -72,7 +72,7 @@ class HasNoBatches(Plain):
             def __iter__(self) -> Any:
                 raise OSError("no memory to share")
 
-        return Loader(range(BATCH))  # type: ignore[arg-type]
+        return Loader(range(BATCH))
 
 
 class Square(torch.autograd.Function):

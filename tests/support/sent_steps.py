@@ -12,7 +12,7 @@ from zoo import ROWS, WIDTH, OneLayer, Paper, product_flops
 class CompiledPart(OneLayer):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.compile(self.layer, backend="aot_eager")  # type: ignore[assignment]
+        self.layer = torch.compile(self.layer, backend="aot_eager")
 
 
 class AsksForAFloat(OneLayer):
@@ -49,13 +49,13 @@ class Renamed(pytorch_lightning.LightningModule):
         self.layer = torch.nn.Linear(WIDTH, WIDTH)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layer(batch).square().mean()  # type: ignore[no-any-return]
+        return self.layer(batch).square().mean()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 1e-2)
 
     def train_dataloader(self) -> Any:
-        return DataLoader(torch.zeros(4 * ROWS, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+        return DataLoader(torch.zeros(4 * ROWS, WIDTH), batch_size=ROWS)
 
     def paper(self, step: int) -> Paper:
         return product_flops(ROWS), product_flops(ROWS), 0

@@ -22,10 +22,10 @@ class Plain(LightningModule):
             self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
     def train_dataloader(self) -> Any:
-        return DataLoader(torch.zeros(4 * BATCH, WIDTH), batch_size=BATCH)  # type: ignore[arg-type]
+        return DataLoader(torch.zeros(4 * BATCH, WIDTH), batch_size=BATCH)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layers(batch).square().mean()  # type: ignore[no-any-return]
+        return self.layers(batch).square().mean()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters())
@@ -38,7 +38,7 @@ class Sharded(Plain):
         if not hasattr(self, "layers"):
             super().configure_model()
             for part in (*self.layers, self.layers):
-                fully_shard(part, mesh=self.device_mesh["data_parallel"])  # type: ignore[index]
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
 
 class ZeroOne(Plain):

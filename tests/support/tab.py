@@ -86,7 +86,7 @@ class Alone(Tab):
     """The page that is one file, of a log folder whose name its runs' names begin with."""
 
     @property
-    def inside(self) -> Page:  # type: ignore[override]  # whatever a test does within a frame, a page has, too
+    def inside(self) -> Page:  # whatever a test does within a frame, a page has, too
         return self.page
 
     @property

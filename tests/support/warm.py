@@ -46,7 +46,7 @@ CONTEXT.set_forkserver_preload(
         *("attrs", "tensorboard.plugins.hparams.summary_v2"),
     ]
 )
-_SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
+_SERVER: Any = forkserver._forkserver
 SERVER_VARIABLE = "LM_PROFILER_TESTS_SERVER"
 """Names the address of a server that another process of this session has started."""
 
@@ -208,15 +208,15 @@ def _become(
         os.dup2(file, number)
         os.close(file)
     multiprocessing.set_start_method(None, force=True)  # what is usual, where its own children would be as this one
-    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+    multiprocessing.process._parent_process = None
     try:
         _interpret(arguments, folder, environment)
     finally:  # as an interpreter ends, which a fork of multiprocessing does not
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()
         atexit._run_exitfuncs()
 
 
-_EXECUTE_CHILD = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_EXECUTE_CHILD = subprocess.Popen._execute_child
 
 
 def _take_over(rates: bool, address: str) -> None:
@@ -228,8 +228,8 @@ def _take_over(rates: bool, address: str) -> None:
     cell_processes.forget_server = lambda: None  # it is theirs too
     if not rates:
         with_rates(flops_per_s=None, bytes_per_s=None).start()
-    subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
-    util.spawnv_passfds = _spawn_ours  # type: ignore[attr-defined]
+    subprocess.Popen._execute_child = _fork_ours
+    util.spawnv_passfds = _spawn_ours
 
 
 def _run_cell(rates: bool, address: str, *given: Any) -> None:
@@ -311,7 +311,7 @@ def _code_of(command: Sequence[str], folder: str, environment: dict[str, str]) -
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -65,9 +65,9 @@ class GAN(Kind):
         self.automatic_optimization = False
         self.generator_net, self.judge = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
         self.calls += 1
-        for_judge, for_generator = self.optimizers()  # type: ignore[misc]
+        for_judge, for_generator = self.optimizers()
         fake = self.generator_net(torch.randn_like(batch))
         judged = self.judge(batch).mean() - self.judge(fake.detach()).mean()
         for_judge.zero_grad()
@@ -236,7 +236,7 @@ class CompiledOutside(Compiled):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))  # type: ignore[assignment]
+        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
         self.net.compile(backend="eager")
 
 

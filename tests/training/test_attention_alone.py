@@ -155,7 +155,7 @@ def test_options_of_a_function_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(module.attend(q, q, q), transformer.math(q, q, q))
     assert calls == [64]
     given = SimpleNamespace(precision="32-true", strategy=SimpleNamespace(root_device=torch.device("cpu")))
-    trainer_cli.check_attention_of(module, given, "fit")  # type: ignore[arg-type]
+    trainer_cli.check_attention_of(module, given, "fit")
     assert set(calls) == {64}
     message = refusal(UsageError, lambda: AttentionAlone(D, "sdpa", attention_options={"tile": 64}))
     assert message == "attention_options: expected none with sdpa, given {'tile': 64}"

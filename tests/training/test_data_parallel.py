@@ -21,7 +21,7 @@ CASTING = "tests.support.ways_to_average:CastingDDP"
 @pytest.fixture(scope="module")
 def divided() -> dict[str, Any]:
     """What the ranks sent: parameters by way, and by rank what they logged."""
-    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     port = store.port
     del store  # it has found a free port
     return dict(rank_messages(partial(train_in_every_way, port=port), ways_to_average.RANKS))

@@ -101,7 +101,7 @@ def test_ranks_share_the_sequences_out_without_listing_them() -> None:
     assert sorted(index for first in firsts for index in first) == list(range(15))
     # The sampler that Lightning would use deals them out likewise, once it has listed them all.
     small = range(15)
-    theirs = [list(DistributedSampler(small, 3, rank, shuffle=False)) for rank in range(3)]  # type: ignore[arg-type]
+    theirs = [list(DistributedSampler(small, 3, rank, shuffle=False)) for rank in range(3)]
     assert firsts == theirs
 
 
@@ -110,7 +110,7 @@ def test_the_loader_of_a_rank_deals_out_that_ranks_sequences(ranks: int) -> None
     alone = torch.cat([inputs for inputs, _ in batches(2, batch_size=2)])
     for rank in range(ranks):
         data = FakeTokens(batch_size=2, vocab_size=1000, context_length=32)
-        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(
             world_size=ranks,
             global_rank=rank,
             lightning_module=None,

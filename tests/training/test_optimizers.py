@@ -89,7 +89,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in globals().items():
         if isinstance(value, type):
             setattr(module, name, value)
-    module.function = print  # type: ignore[attr-defined]
+    module.function = print
     monkeypatch.setitem(sys.modules, "my_optimizers", module)
 
 

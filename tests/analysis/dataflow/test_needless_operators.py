@@ -127,9 +127,9 @@ def unused_gradients(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 
 def gradient_of_an_input(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The program keeps the input, and so its gradient."""
-    step.input = hidden.detach().requires_grad_()  # type: ignore[attr-defined]
+    step.input = hidden.detach().requires_grad_()
     step.frozen.requires_grad_(False)
-    hidden = step.frozen(step.input)  # type: ignore[attr-defined]  # here
+    hidden = step.frozen(step.input)  # here
     return plain(step, hidden, labels)
 
 
@@ -598,7 +598,7 @@ def logged_penalty_without_weight(step: Step, hidden: Tensor, labels: Tensor) ->
     """The program also keeps the value of the loss."""
     reference = step.frozen(hidden.detach())
     penalty = (reference - hidden).square()
-    step.last_penalty = penalty.detach().mean()  # type: ignore[attr-defined]
+    step.last_penalty = penalty.detach().mean()
     return plain(step, hidden, labels) + (0.0 * penalty).mean()
 
 
@@ -1052,10 +1052,10 @@ def attention_by_hand_with_dropout(step: Step, hidden: Tensor, labels: Tensor) -
 
 def saliency(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The program keeps the gradient of an input itself."""
-    step.input = hidden.detach().requires_grad_()  # type: ignore[attr-defined]
+    step.input = hidden.detach().requires_grad_()
     step.frozen.requires_grad_(False)
-    step.backward(plain(step, step.frozen(step.input), labels))  # type: ignore[attr-defined]
-    step.saliency = step.input.grad  # type: ignore[attr-defined]
+    step.backward(plain(step, step.frozen(step.input), labels))
+    step.saliency = step.input.grad
     return plain(step, hidden, labels)
 
 
@@ -1095,14 +1095,14 @@ def gradient_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 
 def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
-    step.last_probabilities = logits.detach().softmax(-1)  # type: ignore[attr-defined]
+    step.last_probabilities = logits.detach().softmax(-1)
     return functional.cross_entropy(logits, labels)
 
 
 def sampled_before(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The same layers run first without gradients, such as for samples that are shown."""
     with torch.no_grad():
-        step.last_probabilities = step.net.head(step.net.block(hidden)).softmax(-1)  # type: ignore[attr-defined]
+        step.last_probabilities = step.net.head(step.net.block(hidden)).softmax(-1)
     return functional.cross_entropy(step.net.head(step.net.block(hidden)), labels)
 
 

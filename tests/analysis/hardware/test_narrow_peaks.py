@@ -29,7 +29,7 @@ def test_narrower_types_are_twice_as_fast() -> None:
 def test_the_peak_of_a_dtype_is_that_of_its_column() -> None:
     found = peak("NVIDIA B200", "float8")
     assert found.per_s == 4500e12
-    assert peak("NVIDIA B200", "float4").per_s == 9000e12  # type: ignore[union-attr]
+    assert peak("NVIDIA B200", "float4").per_s == 9000e12
     assert peak("NVIDIA A100-SXM4-80GB", "float8") is None
     rates = rates_of("NVIDIA B200", {"float8_e4m3fn": None, "bfloat16": 1e15}, None)
     assert rates.flops_per_s("float8_e4m3fn") == 4500e12

@@ -158,8 +158,8 @@ def test_the_datasheet_precedes_a_measured_rate() -> None:
     rates = rates_of(H100, {"bfloat16": 700e12, "float32": 50e12}, 2.9e12)
     assert rates.flops_per_s("bfloat16") == pytest.approx(989.4e12)
     assert rates.flops_per_s("float32") == pytest.approx(66.9e12)
-    assert rates.flops[0].source == peak(H100, "bfloat16").source  # type: ignore[union-attr]
-    assert (rates.bytes_per_s, rates.bytes_source) == (3.35e12, bandwidth(H100).source)  # type: ignore[union-attr]
+    assert rates.flops[0].source == peak(H100, "bfloat16").source
+    assert (rates.bytes_per_s, rates.bytes_source) == (3.35e12, bandwidth(H100).source)
     assert rates.copied_bytes_per_s == 2.9e12
 
 

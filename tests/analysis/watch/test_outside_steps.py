@@ -166,11 +166,11 @@ class Counting(int):
 
     def __lt__(self, other: object) -> bool:
         Counting.compared += 1
-        return int.__lt__(self, other)  # type: ignore[operator]
+        return int.__lt__(self, other)
 
     def __le__(self, other: object) -> bool:
         Counting.compared += 1
-        return int.__le__(self, other)  # type: ignore[operator]
+        return int.__le__(self, other)
 
 
 def comparisons(steps: int) -> int:

@@ -219,11 +219,11 @@ def test_owners_under_manual_optimization_with_validation(tmp_path: Path) -> Non
     class Manual(known_loop.Evaluated):
         automatic_optimization = False
 
-        def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
             optimizer = self.optimizers()
-            optimizer.zero_grad()  # type: ignore[union-attr]
+            optimizer.zero_grad()
             self.manual_backward(self.loss())
-            optimizer.step()  # type: ignore[union-attr]
+            optimizer.step()
 
         def on_validation_batch_end(self, *_: Any) -> None:
             spend("outside", 100 * MS)
@@ -264,7 +264,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
         def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
             things = (trainer._logger_connector, trainer.fit_loop.epoch_loop, *trainer.loggers)
             seen[batch_idx] = {name for each in things for name in vars(each) if callable(getattr(type(each), name, 0))}
-            profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
+            profile: Any = trainer.profiler.profile
             seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"OwnedSpan"}
 
     profiler = make_profiler(warmup=1, measure=3, memory=1, actions=2)

@@ -38,7 +38,7 @@ class Rank:
             self.read += 1
             return read_ring()
 
-        arrivals.read_ring = counted  # type: ignore[method-assign]
+        arrivals.read_ring = counted
 
     def train(self, calls: Sequence[int]) -> None:
         """Make ``calls[k]`` collective calls in the k-th step, of which the first three are the warm-up."""

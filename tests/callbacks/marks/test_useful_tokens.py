@@ -112,7 +112,7 @@ def test_a_run_has_tokens_and_useful_tokens(tmp_path: Path) -> None:
     lengths = [[5, 3], [8, 8], [2, 1], [7, 2], [4, 4], [6, 3]]
     batches = [{"input_ids": IDS[:2], "attention_mask": padded(pair)} for pair in lengths]
     profiler = make_profiler(warmup=1, measure=4)
-    trainer_with([profiler], tmp_path, max_steps=6).fit(Padded(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    trainer_with([profiler], tmp_path, max_steps=6).fit(Padded(), DataLoader(batches, batch_size=None))
     record = read_run(profiler.folder)
     used = lengths[1 + record.stretch.start : 1 + (record.stretch.stop or 4)]
     useful = sum(map(sum, used)) / len(used)

@@ -52,12 +52,12 @@ def test_any_tape_cut_anywhere(seed: int) -> None:
 
 def test_a_step_waits_for_its_device() -> None:
     device = MadeUpDevice()
-    timeline = Timeline(device.clock, device)  # type: ignore[arg-type]
+    timeline = Timeline(device.clock, device)
     for code in PLAIN:
         timeline.mark(code)
     device.sleep(1.0)
     timeline.mark(at.END)
-    reader = ChunkReader(device)  # type: ignore[arg-type]
+    reader = ChunkReader(device)
     assert not len(reader.read(timeline.take_marks()).begin_ns)
     device.wait()
     timed = reader.read(timeline.take_marks())

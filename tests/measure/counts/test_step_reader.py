@@ -165,7 +165,7 @@ def test_a_thread_that_sleeps_is_not_running() -> None:
 
 
 def test_batches_made_and_not_yet_taken_are_counted() -> None:
-    loader = DataLoader([1, 2, 3], 1, num_workers=1, prefetch_factor=5, multiprocessing_context="fork")  # type: ignore[arg-type]
+    loader = DataLoader([1, 2, 3], 1, num_workers=1, prefetch_factor=5, multiprocessing_context="fork")
     iterator = iter(loader)
     until_s = time.monotonic() + 20
     while ready_batches(iterator, 1) != 3 and time.monotonic() < until_s:

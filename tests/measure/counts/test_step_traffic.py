@@ -58,7 +58,7 @@ class Loop:
         for at, batch in enumerate(batches):
             value = self.part(FORWARD, lambda batch=batch: loss(self.module, batch))
             if self.optimizer is not None and at == 0:
-                self.part(ZERO_GRAD, lambda: self.optimizer.zero_grad(self.set_to_none))  # type: ignore[union-attr]
+                self.part(ZERO_GRAD, lambda: self.optimizer.zero_grad(self.set_to_none))
             if value.requires_grad:
                 self.part(BACKWARD, value.backward)
         if self.optimizer is not None:
@@ -113,7 +113,7 @@ def test_traffic_of_a_sparse_gradient_is_unknown() -> None:
     loop = Loop(table, SGD(table.parameters(), 0.1))
     loop.part(FORWARD, lambda: None)
     loop.part(BACKWARD, table(torch.tensor([1, 2])).sum().backward)
-    loop.part(OPTIMIZER, loop.optimizer.step)  # type: ignore[union-attr]
+    loop.part(OPTIMIZER, loop.optimizer.step)
     loop.end()
     assert loop.reader.traffic.by_phase["optimizer"] is None
 
@@ -188,7 +188,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
 def test_activations_that_are_not_saved_are_not_written() -> None:
     model = two_layers()
     plain = Loop(model).step(ROWS).bytes
-    again = Loop(model).step(ROWS, loss=lambda m, b: checkpoint(m, b, use_reentrant=False).sum()).bytes  # type: ignore[no-any-return]
+    again = Loop(model).step(ROWS, loss=lambda m, b: checkpoint(m, b, use_reentrant=False).sum()).bytes
     assert again["forward"] == plain["forward"] - ACTIVATION * F32
 
 
@@ -214,7 +214,7 @@ def test_adamw_moves_28_bytes_per_parameter(size: str) -> None:
         model, tokens = Transformer(config), torch.zeros(1, 8, dtype=torch.int64)
     optimizer = AdamW(model.parameters(), 0.1, foreach=False)
     loop = Loop(model, optimizer, meta)
-    loop.part = lambda code, work: nullcontext() if code == CLIP else Loop.part(loop, code, work)  # type: ignore[method-assign]
+    loop.part = lambda code, work: nullcontext() if code == CLIP else Loop.part(loop, code, work)
     found = loop.step(tokens, loss=lambda m, b: F.cross_entropy(m(b).flatten(0, 1), b.flatten())).bytes
     counters = 2 * 4 * len(list(model.parameters()))
     parameters = config.num_parameters()

@@ -24,7 +24,7 @@ def imitated() -> Iterator[None]:
     kept = graph.save_on_cpu.__init__, graph.saved_tensors_hooks.__init__, Tensor.cpu, Tensor.to
     imitate_offload()
     yield
-    graph.save_on_cpu.__init__, graph.saved_tensors_hooks.__init__, Tensor.cpu, Tensor.to = kept  # type: ignore[method-assign]
+    graph.save_on_cpu.__init__, graph.saved_tensors_hooks.__init__, Tensor.cpu, Tensor.to = kept
 
 
 def peaks(context: Any) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class Quantized(Tensor):
 
     @staticmethod
     def __new__(cls, codes: Tensor, scale: Tensor) -> Quantized:
-        made: Quantized = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made: Quantized = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
         made.codes, made.scale = codes, scale
         return made
 

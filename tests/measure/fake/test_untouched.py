@@ -67,7 +67,7 @@ def test_harmless_writes_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"1")
         Path(os.devnull).write_text("1")
-        assert len([*DataLoader(torch.zeros(4, 2), num_workers=2)]) == 4  # type: ignore[arg-type]
+        assert len([*DataLoader(torch.zeros(4, 2), num_workers=2)]) == 4
 
     assert _in_there(do) == "done"
     assert (tmp_path / "cache" / "file").exists()

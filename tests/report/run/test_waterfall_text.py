@@ -37,7 +37,7 @@ def test_figures_add_up_as_printed(seed: int) -> None:
     assert total == step
     printed = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
     assert sum(printed) == step
-    last_digit = 10.0 ** printed[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
+    last_digit = 10.0 ** printed[0].as_tuple().exponent  # of a finite number it is one
     for rung, ms in zip(rungs(fall), printed, strict=True):
         assert float(ms) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * last_digit)
 
