@@ -26,10 +26,10 @@ from lm_profiler.record.run_record import Flops, RunRecord
 from lm_profiler.training import LanguageModel
 
 WIDTH, ROWS = 16, 4
-WEIGHT = WIDTH * WIDTH * 4
-INPUT = ROWS * WIDTH * 4
-PRODUCT = 2 * ROWS * WIDTH * WIDTH
-TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+WEIGHT_BYTES = WIDTH * WIDTH * 4  # of each of the two layers
+BATCH_BYTES = ROWS * WIDTH * 4  # also of the result of each layer
+PRODUCT_FLOPS = 2 * ROWS * WIDTH * WIDTH
+TINY_MODEL: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
 
 class TwoLayers(LightningModule):
@@ -38,13 +38,13 @@ class TwoLayers(LightningModule):
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False))
 
     def training_step(self, batch: Tensor, _: int) -> Tensor:
-        return self.layers(batch).sum()  # type: ignore[no-any-return]
+        return self.layers(batch).sum()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
-class Evaluated(TwoLayers):
+class ValidatedTwoLayers(TwoLayers):
     def validation_step(self, batch: Tensor, _: int) -> None:
         self.layers(batch)
 
@@ -56,29 +56,30 @@ def fast_machine() -> Iterator[None]:
         yield
 
 
-def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
+def profiled_run_of_two_layers(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
     profiler = make_profiler(warmup=1, measure=3, memory=1, trace=1, verb=verb, log_dir=folder)
     trainer = trainer_with([profiler], folder, **options)
-    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
-    getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
+    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)
+    getattr(trainer, verb)(TwoLayers() if verb == "fit" else ValidatedTwoLayers(), loader)
     return profiler.record
 
 
 def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
     with warm.with_rates(flops_per_s=1e11, bytes_per_s=1e9):
-        record = run(tmp_path, gradient_clip_val=1.0)
-    floors, activation = record.floors, INPUT
+        record = profiled_run_of_two_layers(tmp_path, gradient_clip_val=1.0)
+    floors = record.floors
+    activation_bytes = BATCH_BYTES
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
-        "forward": {"float32": 2 * PRODUCT},
-        "backward": {"float32": 3 * PRODUCT},
+        "forward": {"float32": 2 * PRODUCT_FLOPS},
+        "backward": {"float32": 3 * PRODUCT_FLOPS},
     }
     assert {phase: floor.bytes for phase, floor in floors.items()} == {
-        "forward": 2 * WEIGHT + INPUT + activation,
-        "backward": INPUT + activation + WEIGHT + 2 * WEIGHT,
+        "forward": 2 * WEIGHT_BYTES + BATCH_BYTES + activation_bytes,
+        "backward": BATCH_BYTES + activation_bytes + WEIGHT_BYTES + 2 * WEIGHT_BYTES,  # with both gradients
         "zero_grad": 0,
-        "clip": 2 * WEIGHT,
-        "optimizer": 7 * 2 * WEIGHT + 2 * 2 * 4,  # with Adam's two counters, read and written
+        "clip": 2 * WEIGHT_BYTES,
+        "optimizer": 7 * 2 * WEIGHT_BYTES + 2 * 2 * 4,  # with Adam's two counters, read and written
     }
     for phase in ("forward", "backward", "clip", "optimizer"):
         floor = floors[phase]
@@ -87,25 +88,30 @@ def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
         assert floor.times == pytest.approx(record.time[phase].mean / floor.seconds)
 
 
+def test_a_validation_has_the_floor_of_its_forward_passes(tmp_path: Path) -> None:
+    floors = profiled_run_of_two_layers(tmp_path, "validate").floors
+    assert floors.keys() == {"forward"}
+    assert floors["forward"].flops == {"float32": 2 * PRODUCT_FLOPS}
+    assert floors["forward"].bytes == 2 * WEIGHT_BYTES + BATCH_BYTES
+
+
 def test_accumulation_adds_up_batches(tmp_path: Path) -> None:
-    floors = run(tmp_path, "validate").floors
-    assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
-        "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
-    }
-    floors = run(tmp_path, accumulate_grad_batches=3).floors
-    assert floors["forward"].flops == {"float32": 6 * PRODUCT}
-    assert floors["forward"].bytes == 3 * (2 * WEIGHT + 2 * INPUT)
-    assert floors["backward"].bytes == 3 * (2 * INPUT + 3 * WEIGHT) + 2 * 2 * WEIGHT
-    assert floors["optimizer"].bytes == 14 * WEIGHT + 16
+    floors = profiled_run_of_two_layers(tmp_path, accumulate_grad_batches=3).floors
+    assert floors["forward"].flops == {"float32": 6 * PRODUCT_FLOPS}
+    assert floors["forward"].bytes == 3 * (2 * WEIGHT_BYTES + 2 * BATCH_BYTES)
+    assert floors["backward"].bytes == 3 * (2 * BATCH_BYTES + 3 * WEIGHT_BYTES) + 2 * 2 * WEIGHT_BYTES
+    assert floors["optimizer"].bytes == 7 * 2 * WEIGHT_BYTES + 2 * 2 * 4
 
 
 def test_without_a_memory_stage_no_process_is_started(tmp_path: Path, counted_apart: CountedApart):
     profiler = make_profiler(warmup=1, measure=3, actions=3, log_dir=tmp_path)
-    trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
-    assert (profiler.record.floors, profiler.record.notes, counted_apart.trainers) == ({}, [], [])
+    trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))
+    assert profiler.record.floors == {}
+    assert profiler.record.notes == []
+    assert counted_apart.trainers == []
 
 
-class Deep(TwoLayers):
+class DropoutCheckpointAndFrozenLayer(TwoLayers):
     """Drops out, recomputes its first layer, and is fed what it looks up; the last layer is frozen."""
 
     def __init__(self) -> None:
@@ -116,16 +122,16 @@ class Deep(TwoLayers):
     def training_step(self, batch: Tensor, _: int) -> Tensor:
         rows = self.table(batch.long()[:, 0]) + nn.functional.dropout(batch)
         hidden: Tensor = checkpoint(self.layers[:2], rows, use_reentrant=False)
-        return self.layers[2](hidden).sum()  # type: ignore[no-any-return]
+        return self.layers[2](hidden).sum()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
-class ByHand(TwoLayers):
+class TwoManualBackwardPasses(TwoLayers):
     automatic_optimization = False
 
-    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Tensor, _: int) -> None:
         optimizer: Any = self.optimizers()
         for part in batch.chunk(2):
             loss = self.layers(part).sum()
@@ -143,35 +149,38 @@ class ByHand(TwoLayers):
         (TwoLayers, {"gradient_clip_val": 1.0, "accumulate_grad_batches": 3}),
         (TwoLayers, {"precision": "bf16-mixed"}),
         (TwoLayers, {"precision": "bf16-true"}),
-        (Deep, {}),
-        (ByHand, {}),
+        (DropoutCheckpointAndFrozenLayer, {}),
+        (TwoManualBackwardPasses, {}),
         (partial(LanguageModel, activation_checkpointing=True, attention="math"), {"gradient_clip_val": 1.0}),
         (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
     ],
 )
 def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    of_tokens = isinstance(kind, partial)
-    module = kind(**TINY) if of_tokens else kind()
-    rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
-    loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
+    is_language_model = isinstance(kind, partial)
+    module = kind(**TINY_MODEL) if is_language_model else kind()
+    rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if is_language_model else torch.ones(400, WIDTH)
+    loader = DataLoader(rows, batch_size=ROWS)
     profiler = make_profiler(warmup=1, measure=1, memory=1, log_dir=tmp_path)
     trainer = trainer_with([profiler], tmp_path, **options)
     trainer.fit(module, loader)
+    floors = profiler.record.floors
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
     work = step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch)
-    alone = phase_work(TrainerLoop(trainer), work, None, 0)
-    traced = {phase: (floor.flops, floor.bytes) for phase, floor in profiler.record.floors.items()}
-    assert {phase: (work_of_phase.flops, work_of_phase.bytes) for phase, work_of_phase in alone.items()} == traced
+    on_shapes = phase_work(TrainerLoop(trainer), work, traffic=None, batch_bytes=0)
+    assert on_shapes.keys() == floors.keys()
+    for name, phase in on_shapes.items():
+        assert (phase.flops, phase.bytes) == (floors[name].flops, floors[name].bytes), name
 
 
-TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
+BYTES_OF_A_STEP = {"forward": 10 + 5, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
+TRAFFIC = StepTraffic({**BYTES_OF_A_STEP, "forward": 10}, forward_read=5)
 WORK = StepWork(
     Flops(forward=2, backward=4, recomputation=1),
     {"forward": {"float32": 2}, "backward": {"float32": 4}, "recomputation": {"float32": 1}},
 )
 
 
-def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -> Any:
+def trainer_of_two_layers(kind: type[Strategy] = SingleDeviceStrategy, device: str = "cpu", optimizers: int = 1) -> Any:
     strategy = object.__new__(type("Made", (kind,), {"root_device": torch.device(device)}))
     return SimpleNamespace(
         strategy=strategy,
@@ -181,77 +190,81 @@ def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -
     )
 
 
-def known_figures(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
-    return {
-        phase: work_of_phase.bytes
-        for phase, work_of_phase in phase_work(TrainerLoop(trainer), work, traffic, 8).items()
-    }
-
-
-WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
+def bytes_by_phase(trainer: Any, work: StepWork = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
+    """The bytes that are known of each phase, for batches of 8 bytes."""
+    phases = phase_work(TrainerLoop(trainer), work, traffic, batch_bytes=8)
+    return {name: phase.bytes for name, phase in phases.items()}
 
 
 @pytest.mark.parametrize(
     "kind, optimizers, known_bytes",
     [
-        (SingleDeviceStrategy, 1, WHOLE),
-        (DDPStrategy, 1, WHOLE),
-        (FSDPStrategy, 1, {**WHOLE, "forward": None, "backward": None}),  # a rank's own shard
+        (SingleDeviceStrategy, 1, BYTES_OF_A_STEP),
+        (DDPStrategy, 1, BYTES_OF_A_STEP),
+        (FSDPStrategy, 1, {**BYTES_OF_A_STEP, "forward": None, "backward": None}),  # a rank's own shard
         # Lightning derives it from DDP's, and gives it an optimizer that holds a part.
-        (DeepSpeedStrategy, 1, dict.fromkeys(WHOLE)),
-        (SingleDeviceStrategy, 2, {**dict.fromkeys(WHOLE), "forward": 15}),  # which of them stepped is unknown
+        (DeepSpeedStrategy, 1, dict.fromkeys(BYTES_OF_A_STEP)),
+        # which of two optimizers stepped is unknown
+        (SingleDeviceStrategy, 2, {**dict.fromkeys(BYTES_OF_A_STEP), "forward": 15}),
     ],
 )
 def test_a_rank_knows_the_bytes_that_it_has(kind: type[Strategy], optimizers: int, known_bytes: dict[str, int | None]):
-    trainer = trainer_of(kind, optimizers=optimizers)
-    assert known_figures(trainer) == known_bytes
-    if kind is DDPStrategy:
-        trainer.optimizers[0].consolidate_state_dict = print  # of an optimizer that updates a part
-        assert set(known_figures(trainer).values()) == {None}
+    assert bytes_by_phase(trainer_of_two_layers(kind, optimizers=optimizers)) == known_bytes
+
+
+def test_bytes_are_unknown_if_the_optimizer_of_a_rank_updates_a_part_of_the_weights() -> None:
+    trainer = trainer_of_two_layers(DDPStrategy)
+    trainer.optimizers[0].consolidate_state_dict = print  # as ``ZeroRedundancyOptimizer`` has it
+    assert bytes_by_phase(trainer) == dict.fromkeys(BYTES_OF_A_STEP)
 
 
 class ClipsItself(TwoLayers):
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None: ...
 
 
-@pytest.mark.parametrize("kind, clipped", [(TwoLayers, 0), (ClipsItself, None), (ByHand, 4)])
-def test_without_clipping_its_phase_reads_nothing(kind: Any, clipped: int | None) -> None:
-    trainer = trainer_of(SingleDeviceStrategy)
-    trainer.gradient_clip_val, trainer.lightning_module = None, kind()
-    assert known_figures(trainer) == {**WHOLE, "clip": clipped}
+@pytest.mark.parametrize("kind, clip_bytes", [(TwoLayers, 0), (ClipsItself, None), (TwoManualBackwardPasses, 4)])
+def test_without_clipping_its_phase_reads_nothing(kind: Any, clip_bytes: int | None) -> None:
+    trainer = trainer_of_two_layers()
+    trainer.gradient_clip_val = None
+    trainer.lightning_module = kind()
+    assert bytes_by_phase(trainer) == {**BYTES_OF_A_STEP, "clip": clip_bytes}
 
 
 def test_recomputation_is_work_of_backward() -> None:
-    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy, "cuda")), WORK, TRAFFIC, 8)
-    assert phases["backward"].flops == {"float32": 5}
-    assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)  # to a device of its own
-    unknown = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy)), None, TRAFFIC, 8)
-    assert (unknown["backward"].flops, unknown["optimizer"].flops) == (None, {})
+    phases = phase_work(TrainerLoop(trainer_of_two_layers()), WORK, TRAFFIC, batch_bytes=8)
+    assert phases["backward"].flops == {"float32": 4 + 1}
+    without_work = phase_work(TrainerLoop(trainer_of_two_layers()), None, TRAFFIC, batch_bytes=8)
+    assert (without_work["backward"].flops, without_work["optimizer"].flops) == (None, {})
+
+
+def test_a_batch_goes_to_a_device_over_the_bus() -> None:
+    transfer = phase_work(TrainerLoop(trainer_of_two_layers(device="cuda")), WORK, TRAFFIC, batch_bytes=8)["transfer"]
+    assert (transfer.bytes, transfer.on_the_bus) == (8, True)
     batch = {"tokens": torch.zeros(3, 5, dtype=torch.int64), "rest": [torch.zeros(2), "text"]}
     assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
 
 
 def test_traffic_of_a_compiled_step_is_counted_on_a_copy() -> None:
-    traffic = TRAFFIC._replace(forward_read=None)
-    trainer = trainer_of(SingleDeviceStrategy)
-    assert known_figures(trainer, WORK, traffic)["forward"] is None
-    counted = StepWork(WORK.flops, WORK.by_dtype, StepTraffic({"forward": None}, forward_read=100))
-    batch_bytes = 8  # saved for backward too, and not written
-    assert known_figures(trainer, counted, traffic)["forward"] == 100 + 10 - batch_bytes
+    """Of forward's 10 bytes, 8 are those of the batch, which is saved for backward too, and not written."""
+    of_compiled_step = TRAFFIC._replace(forward_read=None)
+    assert bytes_by_phase(trainer_of_two_layers(), WORK, of_compiled_step)["forward"] is None
+    on_a_copy = StepWork(WORK.flops, WORK.by_dtype, StepTraffic({"forward": None}, forward_read=100))
+    assert bytes_by_phase(trainer_of_two_layers(), on_a_copy, of_compiled_step)["forward"] == 100 + 10 - 8
 
 
 def test_what_a_compiler_saves_for_backward_is_unknown(counted_apart: CountedApart) -> None:
-    moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, 50)
+    """A copy has its FLOPs counted on one of two ranks, and the bytes that it moves."""
+    moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, forward_read=50)
     counted_apart.work = StepWork(WORK.flops, WORK.by_dtype, moved)
-    trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
-    compiled = TwoLayers()
-    compiled.compile()
-    vars(trainer).update(lightning_module=compiled, accumulate_grad_batches=3, world_size=2, precision="32-true")
-    unknown = SeenFlops(compiled=True, unknown="the step is compiled")
-    found = step_work(TrainerLoop(trainer), "fit", unknown, 0, lambda: None)
-    assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
-    assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)
+    trainer = trainer_of_two_layers(optimizers=0)
+    trainer.lightning_module.compile()
+    vars(trainer).update(accumulate_grad_batches=3, world_size=2, precision="32-true")
+    is_compiled = SeenFlops(compiled=True, unknown="the step is compiled")
+    found = step_work(TrainerLoop(trainer), "fit", is_compiled, 0, lambda: None)
+    assert found.flops.forward == 2 * WORK.flops.forward
+    assert found.by_dtype == WORK.by_dtype
+    assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, forward_read=50)
     assert found.flops.uncounted == []
-    vars(trainer)["optimizers"] = [torch.optim.Muon([nn.Parameter(torch.ones(2, 2))], lr=0.1)]
-    found = step_work(TrainerLoop(trainer), "fit", SeenFlops(compiled=True, unknown="compiled"), 0, lambda: None)
+    trainer.optimizers = [torch.optim.Muon([nn.Parameter(torch.ones(2, 2))], lr=0.1)]
+    found = step_work(TrainerLoop(trainer), "fit", is_compiled, 0, lambda: None)
     assert found.flops.uncounted == ["the matrix products of Muon"]  # a copy's optimizer computes nothing

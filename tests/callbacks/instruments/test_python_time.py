@@ -34,15 +34,28 @@ from lm_profiler.record.run_record import PythonTime
 FORWARD, OTHER = PARTS.index("forward"), PARTS.index("other")
 
 
-def python_times(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> list[PythonTime]:
-    times = PythonTimes(lambda: FORWARD, clock, clock)
+def followed(
+    work: Callable[[], object], phase: int = FORWARD, clock: Callable[[], int] = time.perf_counter_ns, **options: Any
+) -> PythonTimes:
+    """The times of ``work``, which runs in ``phase``."""
+    times = PythonTimes(lambda: phase, clock, **options)
     assert times.start()
     try:
         work()
     finally:
         times.stop()
     assert sys.getprofile() is None
-    return times.shares()
+    return times
+
+
+def python_times(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> list[PythonTime]:
+    return followed(work, clock=clock, thread_clock=clock).shares()
+
+
+def line_marked_here(function: Callable[..., object]) -> int:
+    """The number of the line of ``function`` that ends with "# here"."""
+    lines, first_line = inspect.getsourcelines(function)
+    return first_line + next(index for index, text in enumerate(lines) if text.endswith("# here\n"))
 
 
 def seconds_in(rows: list[PythonTime], function: str, what: str) -> float:
@@ -85,9 +98,8 @@ def test_what_the_function_with_the_loop_calls_itself_is_outside_of_phases() -> 
     phase[0] = OTHER
     times.stop()
     (row,) = [row for row in times.shares() if row.what == "time.sleep"]
-    source, first = inspect.getsourcelines(test_what_the_function_with_the_loop_calls_itself_is_outside_of_phases)
-    planted_line = first + next(index for index, text in enumerate(source) if "# here" in text)
-    assert (row.phase, row.line) == ("other", planted_line)
+    assert row.phase == "other"
+    assert row.line == line_marked_here(test_what_the_function_with_the_loop_calls_itself_is_outside_of_phases)
     assert row.seconds >= 0.03
 
 
@@ -100,10 +112,7 @@ def test_a_model_that_runs_outside_of_the_phases_counts_for_its_caller(phase: in
         for _ in range(20):
             target(states)
 
-    times = PythonTimes(lambda: phase, time.perf_counter_ns, time.perf_counter_ns)
-    times.start()
-    targets()
-    times.stop()
+    times = followed(targets, phase, thread_clock=time.perf_counter_ns)
     torch_s = seconds_in(times.shares(), "targets", "torch")
     assert (torch_s > 0.0) == is_counted
 
@@ -175,9 +184,7 @@ def test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop(
     times.start()
     work()  # here
     times.stop()
-    function = test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop
-    source, first = inspect.getsourcelines(function)
-    planted_line = first + next(index for index, text in enumerate(source) if "# here" in text)
+    planted_line = line_marked_here(test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop)
     calls = [call for call in times.outer_calls() if call.loop_line == planted_line]
     assert work.__name__ in {call.outer_function for call in calls}
     assert (sum(call.exchange_s for call in calls) > 0.0) == exchanges
@@ -307,11 +314,7 @@ def test_a_package_of_models_that_loads_data_is_its_callers_line(
     def collated() -> None:
         modelkit.tokenized()
 
-    times = PythonTimes(lambda: PARTS.index(part), time.perf_counter_ns)
-    times.start()
-    collated()
-    times.stop()
-    longest = times.shares()[0]
+    longest = followed(collated, PARTS.index(part)).shares()[0]
     assert longest.function.endswith(function)
     assert longest.what == what
 
@@ -400,10 +403,7 @@ def test_an_operator_that_a_builtin_calls_is_torch() -> None:
         sorted([3.0, 1.0, 2.0])
         list(map(torch.neg, [torch.zeros(2)]))
 
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
-    times.start()
-    ranks()
-    times.stop()
+    times = followed(ranks)
     activities = {place.activity for place in times._followed if place.line[2].endswith("ranks")}
     assert {"builtin", "torch"} <= activities
 
@@ -500,11 +500,8 @@ def test_how_a_forward_pass_outside_of_all_phases_is_called(
     run: Callable[[Net], None], is_trained: bool, has_gradients: bool, kind: str | None
 ) -> None:
     net = Net()
-    times = PythonTimes(lambda: OTHER, time.perf_counter_ns, is_trained=lambda module: is_trained and module is net)
     with torch.set_grad_enabled(has_gradients):
-        times.start()
-        run(net)
-        times.stop()
+        times = followed(lambda: run(net), OTHER, is_trained=lambda module: is_trained and module is net)
     rows = [row for row in times.shares() if row.function.rpartition(".")[2] == "forward"]
     assert {row.forward for row in rows} == {kind}
 
