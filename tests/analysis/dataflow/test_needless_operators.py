@@ -79,9 +79,7 @@ class Step:
                 self.operators.end_part()
         finally:
             self.operators.stop()
-        calls = self.operators.take(is_complete=True)
-        assert calls is not None
-        return calls
+        return self.operators.take(is_complete=True)
 
     def _train(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
         self.operators.phase = "forward"
@@ -457,19 +455,13 @@ def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(torch.cat(rows), labels)
 
 
-def apply(layer: nn.Module, inputs: Tensor) -> Tensor:
-    output = layer(inputs)
-    assert isinstance(output, Tensor)
-    return output
-
-
 def head_in_a_decoder(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """The state depends on the one before; the head could be applied to all states after the loop."""
     state = torch.zeros(8, WIDTH)
     logits = []
     for token in hidden.view(10, 8, WIDTH):
-        state = apply(step.net.block, token + state)
-        logits.append(apply(step.net.head, state))  # here
+        state = step.net.block(token + state)
+        logits.append(step.net.head(state))  # here
     return functional.cross_entropy(torch.cat(logits), labels)
 
 
@@ -552,8 +544,7 @@ def small_parameters_of(step: Step) -> list[nn.Parameter]:
     if len(step.generator.param_groups) == 1:
         new_parameters = [nn.Parameter(torch.zeros(WIDTH)) for _ in range(CLASSES)]
         step.generator.add_param_group({"params": new_parameters})
-    parameters: list[nn.Parameter] = step.generator.param_groups[1]["params"]
-    return list(parameters)
+    return list(step.generator.param_groups[1]["params"])
 
 
 def stacked_parameters(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:

@@ -1,30 +1,17 @@
 """Operators in half precision are repeated in float32, and nothing in the program changes."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from trial_clock import clock_of
 
 from lm_profiler.measure.counts.float32_times import float32_share
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
 
 ATEN = torch.ops.aten
 LONG_S = 1e-3
-
-
-def clock_of(*seconds: float) -> Callable[[], int]:
-    """Return a clock by which one repetition after another takes so many ``seconds``."""
-
-    def instants_ns() -> Iterator[int]:
-        now_ns = 0
-        for duration_s in seconds:
-            yield now_ns
-            now_ns += round(duration_s * 1e9)
-            yield now_ns
-
-    return instants_ns().__next__
 
 
 def half(*shape: int) -> Tensor:
@@ -61,12 +48,9 @@ def test_other_operators_are_not_repeated(operator: Any, args: list[Tensor]) -> 
     assert share_of(OperatorTrials(clock_of()), operator, *args) is None
 
 
-def test_a_short_operator_is_not_repeated() -> None:
-    assert share_of(OperatorTrials(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=1e-6) is None
-
-
-def test_an_operator_that_takes_too_long_is_not_repeated() -> None:
-    assert share_of(OperatorTrials(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=10.0) is None
+@pytest.mark.parametrize("seconds", [1e-6, 10.0], ids=["short", "too long"])
+def test_an_operator_that_is_short_or_takes_too_long_is_not_repeated(seconds: float) -> None:
+    assert share_of(OperatorTrials(clock_of()), ATEN.mm.default, half(4, 8), half(8, 4), seconds=seconds) is None
 
 
 @pytest.mark.parametrize(
