@@ -29,13 +29,6 @@ from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
 
-BEGIN = CpuReading(
-    at_s=0.0, machine="m", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
-    pressure_s=0.0, throttled_s=0.0, switches=0,
-)  # fmt: skip
-END = replace(BEGIN, at_s=10.0, busy_s=10.03, own_s={7: 5.9}, waited_s={7: 4.1})
-"""Ten seconds of two CPUs; what we had for 5.9 seconds others wanted for 4.1 of them."""
-
 
 def two_groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
     weight, bias = module.parameters()
@@ -204,7 +197,13 @@ def test_a_history_that_cannot_be_written_is_switched_off(tmp_path: Path, monkey
 
 
 def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[int] = []
+    """In the ten seconds between the readings the process runs for 5.9, and waits for a CPU for 4.1."""
+    begin = CpuReading(
+        at_s=0.0, machine="m", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
+        pressure_s=0.0, throttled_s=0.0, switches=0,
+    )  # fmt: skip
+    end = replace(begin, at_s=10.0, busy_s=10.03, own_s={7: 5.9}, waited_s={7: 4.1})
+    steps_at_readings: list[int] = []
 
     class Counting(BoringModel):
         steps = 0
@@ -216,13 +215,13 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(tmp_path: Path, 
     module = Counting()
 
     def read() -> CpuReading:
-        seen.append(module.steps)
-        return BEGIN if len(seen) == 1 else END
+        steps_at_readings.append(module.steps)
+        return begin if len(steps_at_readings) == 1 else end
 
     for place in ("measure.device.contention", "callbacks.instruments.watches"):
         monkeypatch.setattr(f"lm_profiler.{place}.cpu_reading", read)
     profiler = make_profiler(warmup=2, measure=6, memory=1)
     trainer_with([profiler], tmp_path).fit(module)
-    assert seen == [2, 8]
-    found = read_run(profiler.folder)
-    assert found.contention.not_had == pytest.approx(0.41)
+    assert steps_at_readings == [2, 2 + 6]
+    contention = read_run(profiler.folder).contention
+    assert contention.not_had == pytest.approx(4.1 / (5.9 + 4.1))

@@ -20,8 +20,8 @@ def end_of(
     return RankEnd(status=status, failure=failure, at=at, followed=followed)
 
 
-BROKEN = end_of(0, 1.0, "RuntimeError", followed=True)
-TERMINATED = end_of(0, 1.1, "Terminated", status="interrupted")
+BROKEN_COLLECTIVE = end_of(0, 1.0, "RuntimeError", followed=True)
+STOPPED_BY_SIGNAL = end_of(0, 1.1, "Terminated", status="interrupted")
 
 
 def cause_of(
@@ -32,32 +32,40 @@ def cause_of(
     return found.failure
 
 
-def test_an_error_is_the_cause_rather_than_what_follows_from_it() -> None:
-    error = end_of(1, 1.0)
-    assert cause_of(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks show
-    assert cause_of(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
-    assert cause_of(TERMINATED, {1: error}).type == "ValueError"  # torchrun stopped the others
-    assert cause_of(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure  # there is no other cause
-    # Of two errors the earlier is the cause.
-    assert cause_of(end_of(0, 2.0), {1: error}).rank == 1
-    assert cause_of(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
+@pytest.mark.parametrize(
+    "end_of_rank_0, end_of_rank_1, rank",
+    [
+        (BROKEN_COLLECTIVE, end_of(1, at=5.0), 1),  # whatever the clocks show
+        (end_of(0, at=1.0), end_of(1, at=0.5, followed=True), 0),
+        (STOPPED_BY_SIGNAL, end_of(1, at=1.0), 1),  # torchrun stopped the other
+        (BROKEN_COLLECTIVE, end_of(1, at=1.0, followed=True), 0),  # there is no other cause
+        # of two errors the earlier one
+        (end_of(0, at=2.0), end_of(1, at=1.0), 1),
+        (end_of(0, at=1.0), end_of(1, at=2.0), 0),
+    ],
+)
+def test_an_error_is_the_cause_rather_than_what_follows_from_it(
+    end_of_rank_0: RankEnd, end_of_rank_1: RankEnd, rank: int
+) -> None:
+    ends = [end_of_rank_0, end_of_rank_1]
+    assert cause_of(end_of_rank_0, {1: end_of_rank_1}) == ends[rank].failure
 
 
 def test_a_rank_that_ran_out_of_batches_is_the_cause_of_broken_collectives() -> None:
     loop_end = end_of_loop(1, "host1", steps=12, now_s=1.0)
-    caused = first_end({0: BROKEN, 1: loop_end}, range(2), {})
+    caused = first_end({0: BROKEN_COLLECTIVE, 1: loop_end}, range(2), {})
     assert (caused.status, caused.failure.rank, caused.failure.step) == ("failed", 1, 12)
     assert caused.failure.type == "LoopEnded"
     assert cause_of(end_of(0, 5.0), {1: end_of_loop(1, "host1", steps=12, now_s=0.5)}).type == "ValueError"
 
 
 def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
-    lost = cause_of(BROKEN, {}, {1: -9})
+    lost = cause_of(BROKEN_COLLECTIVE, {}, {1: -9})
     assert (lost.type, lost.rank, lost.host) == ("RankLost", 1, "host0")  # started by rank 0, so on its host
     assert "SIGKILL" in lost.message
-    unknown = cause_of(BROKEN, {})
+    unknown = cause_of(BROKEN_COLLECTIVE, {})
     assert (unknown.type, unknown.rank, unknown.host) == ("RankLost", 1, None)
-    several = cause_of(BROKEN, {2: end_of(2, 1.0, followed=True)}, ranks=4)
+    several = cause_of(BROKEN_COLLECTIVE, {2: end_of(2, 1.0, followed=True)}, ranks=4)
     assert several.rank == 1
     assert "rank 3" in several.message
 
@@ -65,17 +73,17 @@ def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
 @pytest.mark.parametrize("codes, kind", [({1: -9}, "RankLost"), ({}, "RankLost"), ({1: None}, "Terminated")])
 def test_a_signal_that_comes_once_a_rank_is_lost_is_no_interruption(codes: dict[int, int | None], kind: str) -> None:
     """One that still runs is not lost; and Ctrl-C is the user's."""
-    assert cause_of(TERMINATED, {}, codes).type == kind
+    assert cause_of(STOPPED_BY_SIGNAL, {}, codes).type == kind
     assert cause_of(end_of(0, 1.1, "KeyboardInterrupt", status="interrupted"), {}, codes).type == "KeyboardInterrupt"
-    both = cause_of(TERMINATED, {1: end_of(1, 1.2, "Terminated", status="interrupted")}, codes)
-    assert both == TERMINATED.failure
+    both = cause_of(STOPPED_BY_SIGNAL, {1: end_of(1, 1.2, "Terminated", status="interrupted")}, codes)
+    assert both == STOPPED_BY_SIGNAL.failure
 
 
 @pytest.mark.parametrize(
     "code, word", [(0, "no step"), (None, "hangs"), (3, "3"), (-9, "SIGKILL"), (-35, "killed by ")]
 )
 def test_the_exit_code_shows_how_a_silent_rank_ended(code: int | None, word: str) -> None:
-    failure = cause_of(BROKEN, {}, {1: code})
+    failure = cause_of(BROKEN_COLLECTIVE, {}, {1: code})
     assert failure.rank == 1
     assert word in failure.message
 
@@ -89,8 +97,8 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
         if len(waited) == 3:
             end_of(1, 1.0).write(tmp_path / end_file(1))
 
-    found = ends_of_ranks(BROKEN, tmp_path, 3, lambda: {2: -9}, pause)
-    assert found == {0: BROKEN, 1: end_of(1, 1.0)}
+    found = ends_of_ranks(BROKEN_COLLECTIVE, tmp_path, 3, lambda: {2: -9}, pause)
+    assert found == {0: BROKEN_COLLECTIVE, 1: end_of(1, 1.0)}
     assert len(waited) == 3
     (tmp_path / end_file(0)).write_text("{")  # a damaged one is passed over
     assert read_ends(tmp_path) == {1: end_of(1, 1.0)}
@@ -98,7 +106,12 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "own, codes, limit_s",
-    [(BROKEN, {}, 2.0), (TERMINATED, {}, 8.0), (TERMINATED, {1: None}, 0.0), (end_of(0, 1.0), {}, 0.0)],
+    [
+        (BROKEN_COLLECTIVE, {}, 2.0),
+        (STOPPED_BY_SIGNAL, {}, 8.0),
+        (STOPPED_BY_SIGNAL, {1: None}, 0.0),
+        (end_of(0, 1.0), {}, 0.0),
+    ],
 )
 def test_waits_for_ends_are_limited(own: RankEnd, codes: dict[int, int | None], limit_s: float, tmp_path: Path):
     waited: list[float] = []

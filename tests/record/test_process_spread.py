@@ -37,17 +37,26 @@ def test_a_known_spread_is_at_least_half_a_percent() -> None:
     assert known_spread(ENVIRONMENT).std == 0.005
 
 
-def test_earlier_selftests_of_a_machine_count_less() -> None:
+def test_a_spread_is_known_of_its_machine_alone() -> None:
     assert known_spread(ENVIRONMENT) == known_spread(None) == ASSUMED_SPREAD
-    assert save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4)) == ProcessSpread(pytest.approx(0.02), freedom=4)
-    assert known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), freedom=4)
+    saved = save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4))
+    assert saved == known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), freedom=4)
     assert known_spread(OTHER) == ASSUMED_SPREAD
-    save_spread(OTHER, ProcessSpread(std=0.04, freedom=4))
-    both = save_spread(OTHER, ProcessSpread(std=0.02, freedom=4))
-    assert (both.std**2, both.freedom) == (pytest.approx((0.04**2 + 0.02**2) / 2), 8)
+
+
+def test_two_selftests_of_a_machine_are_pooled() -> None:
+    save_spread(ENVIRONMENT, ProcessSpread(std=0.04, freedom=4))
+    pooled = save_spread(ENVIRONMENT, ProcessSpread(std=0.02, freedom=4))
+    assert pooled.std**2 == pytest.approx((0.04**2 + 0.02**2) / 2)
+    assert pooled.freedom == 4 + 4
+
+
+def test_earlier_selftests_of_a_machine_count_less() -> None:
+    """At most 20 degrees of freedom are kept, so that the first is forgotten."""
+    save_spread(ENVIRONMENT, ProcessSpread(std=0.04, freedom=4))
     for _ in range(30):
-        both = save_spread(ENVIRONMENT, ProcessSpread(std=0.01, freedom=4))
-    assert both == ProcessSpread(pytest.approx(0.01, rel=0.05), freedom=20)
+        latest = save_spread(ENVIRONMENT, ProcessSpread(std=0.01, freedom=4))
+    assert latest == ProcessSpread(pytest.approx(0.01, rel=0.05), freedom=20)
 
 
 @pytest.mark.parametrize(

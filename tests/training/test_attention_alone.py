@@ -86,16 +86,26 @@ def test_the_cache_is_flushed_between_passes(make_trainer: Callable[..., Trainer
     module.attend = noted
     trainer = make_trainer(3, callbacks=[watch])
     trainer.fit(module, datamodule=data())
-    assert (watch.before_forward, watch.before_backward) == ([0] * 3, [0] * 3)
-    kept = Watch()
-    make_trainer(2, callbacks=[kept]).validate(module, datamodule=data())
-    assert watch.before_forward == [0] * 5
-    (out, _) = kept.outputs  # of the forward pass alone
-    assert (out.shape, out.requires_grad) == ((B, 1, T, D), False)
-    batch = next(iter(data().val_dataloader()))
-    assert (batch.nbytes, module.tokens_in(batch)) == (0, B * T)
+    assert watch.before_forward == [0] * 3
+    assert watch.before_backward == [0] * 3
+    make_trainer(2).validate(module, datamodule=data())
+    assert watch.before_forward == [0] * (3 + 2)
     assert "filler" not in module.state_dict()
     assert not hasattr(AttentionAlone(d_model=D), "filler")
+
+
+def test_a_validation_returns_the_output(make_trainer: Callable[..., Trainer]) -> None:
+    watch, module = Watch(), AttentionAlone(d_model=D)
+    make_trainer(2, callbacks=[watch]).validate(module, datamodule=data())
+    output, _ = watch.outputs
+    assert output.shape == (B, 1, T, D)
+    assert not output.requires_grad
+
+
+def test_a_batch_has_tokens_but_no_bytes() -> None:
+    batch = next(iter(data().val_dataloader()))
+    assert batch.nbytes == 0
+    assert AttentionAlone(d_model=D).tokens_in(batch) == B * T
 
 
 def test_options_that_cannot_run_are_refused(make_trainer: Callable[..., Trainer]) -> None:

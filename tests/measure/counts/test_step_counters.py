@@ -14,25 +14,28 @@ from lm_profiler.record.run_record import StepCounters
 MS = 1_000_000
 
 
-def raw_reading(
-    step: int,
-    began_ms: float,
-    ended_ms: float,
-    usage: tuple[float, float, int, int, int, int] = (0.0, 0.0, 0, 0, 0, 0),
-    thread: bytes = b"",
-    allocator: Sequence[int] = (),
+def reading(
+    step: int, began_ms: float, ended_ms: float, thread: bytes = b"", allocator: Sequence[int] = (), **usage: float
 ) -> Raw:
-    """``usage``: seconds in user mode and in the kernel, minor and major faults, voluntary and involuntary switches."""
-    names = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
-    used = SimpleNamespace(**dict(zip(names, usage, strict=True)))
-    return Raw(step, round(began_ms * MS), round(ended_ms * MS), used, thread, allocator)
+    """A reading after a step; ``usage`` is what the process has used since it began, under the names of getrusage."""
+    unused = dict.fromkeys(("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw"), 0)
+    return Raw(step, began_ms * MS, ended_ms * MS, SimpleNamespace(**{**unused, **usage}), thread, allocator)
 
 
 def test_each_step_has_what_happened_since_the_one_before() -> None:
+    """Steps 6 and 7 last from 110 to 210 and from 212 to 312 ms.
+
+    In the first, the thread runs for 60 ms and waits for a CPU for 5; of the 110 ms since the reading it sleeps the
+    rest. The process runs for 60 ms, and 10 in the kernel.
+    """
+    # the thread's nanoseconds of running and of waiting for a CPU; the allocator's retries and segments
+    before_thread, after_thread = b"6000000000 40000000 9\n", b"6060000000 45000000 12\n"
+    before = {"ru_utime": 5.0, "ru_stime": 1.0, "ru_minflt": 1000, "ru_majflt": 3, "ru_nvcsw": 70, "ru_nivcsw": 20}
+    after = {"ru_utime": 5.06, "ru_stime": 1.01, "ru_minflt": 1300, "ru_majflt": 5, "ru_nvcsw": 73, "ru_nivcsw": 24}
     raw = [
-        raw_reading(0, 100, 100, (5.0, 1.0, 1000, 3, 70, 20), b"6000000000 40000000 9\n", (1, 8)),
-        raw_reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
-        raw_reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
+        reading(0, 100, 100, before_thread, allocator=(1, 8), **before),
+        reading(6, 110, 210, after_thread, allocator=(1, 9), **after),
+        reading(7, 212, 312, b"6160000000 45000000 12\n", allocator=(3, 9), **{**after, "ru_utime": 5.26}),
     ]
     first, second = step_counters(raw, rank=2)
     assert (first.step, first.rank, second.step) == (6, 2, 7)
@@ -47,25 +50,30 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
     )  # fmt: skip
     assert second.between_s == pytest.approx(0.002)
     assert second.asleep_s == pytest.approx(0.002)
-    assert (second.cpu_wait_s, second.minor_faults, second.alloc_retries, second.new_segments) == (0.0, 0, 2, 0)
+    assert second.cpu_wait_s == 0.0
+    assert second.minor_faults == 0
+    assert second.alloc_retries == 3 - 1
+    assert second.new_segments == 0
 
 
-@pytest.mark.parametrize("faults, system_s, fault_s", [(0, 0.1, 0.0), (100_000, 0.03, 0.03), (100, 0.09, 0.05)])
-def test_faults_take_at_most_the_time_of_the_kernel(faults: int, system_s: float, fault_s: float):
-    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
+@pytest.mark.parametrize(
+    "faults, user_s, kernel_s, fault_s",
+    [
+        (0, 0.0, 0.1, 0.0),
+        (100, 0.0, 0.09, 0.05),  # half a millisecond each
+        (100_000, 0.0, 0.03, 0.03),  # no more than the kernel took
+        # the process ran for 400 ms in 100, so with four threads: their 100 ms in the kernel passed at once
+        (100_000, 0.3, 0.1, 0.1 / 4),
+    ],
+)
+def test_faults_take_at_most_the_time_of_the_kernel(faults: int, user_s: float, kernel_s: float, fault_s: float):
+    raw = [reading(0, 0, 0), reading(1, 0, 100, ru_minflt=faults, ru_utime=user_s, ru_stime=kernel_s)]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(fault_s)
 
 
-def test_faults_of_several_threads_take_less() -> None:
-    """In 100 ms the process ran for 400, so with four threads: their 100 ms in the kernel passed at once."""
-    raw = [raw_reading(0, 0, 0), raw_reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
-    (counters,) = step_counters(raw)
-    assert counters.fault_s == pytest.approx(0.1 / 4)
-
-
 def test_what_was_not_read_is_unknown() -> None:
-    (counters,) = step_counters([raw_reading(0, 0, 0), raw_reading(1, 0, 10)], compilations=None)
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], compilations=None)
     for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
 
@@ -77,13 +85,13 @@ def test_the_gpus_clock_is_that_of_the_step() -> None:
         spans.append((began_s, ended_s))
         return 1e9, ["power cap"]
 
-    (counters,) = step_counters([raw_reading(0, 0, 0), raw_reading(1, 5, 10)], gpu=gpu)
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], gpu=gpu)
     assert spans == [(pytest.approx(0.005), pytest.approx(0.010))]
     assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})
 
 
 # From 0 to 10 and from 12 to 20 ms.
-TWO_STEPS = [raw_reading(0, 0, 0), raw_reading(1, 0, 10), raw_reading(2, 12, 20)]
+TWO_STEPS = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
 
 
 def test_collections_within_a_step_count() -> None:
@@ -129,6 +137,6 @@ def test_overlaps_are_what_brute_force_counts() -> None:
     for collection in collections:
         busy[collection.began_ns // MS : collection.ended_ns // MS] = True
     ends = [0, *np.sort(rng.choice(10_000, 60, replace=False)).tolist()]
-    raw = [raw_reading(0, 0, 0)] + [raw_reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
+    raw = [reading(0, 0, 0)] + [reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
     seen = [counters.gc_s for counters in step_counters(raw, collections)]
     assert seen == pytest.approx([busy[a:b].sum() * 1e-3 for a, b in itertools.pairwise(ends)])
