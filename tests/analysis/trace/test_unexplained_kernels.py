@@ -35,17 +35,18 @@ def trace(name: str) -> list[dict[str, Any]]:
     return events
 
 
-WITH_PRODUCTS = "tracelens_h100_qwen1.5_0.5b"
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
 
 
-def renamed(name: str, operators: dict[str, str | None]) -> KernelTable:
-    """Return the table of a recorded trace in which other operators, or none, launched the kernels."""
+def table_of_products_by(operator: str | None) -> KernelTable:
+    """Return the table of a recorded trace in which ``operator``, or none, launched the matrix products."""
     events: list[dict[str, Any]] = []
-    for event in trace(name):
-        if event.get("cat") != "cpu_op" or event["name"] not in operators:
+    for event in trace("tracelens_h100_qwen1.5_0.5b"):
+        is_product = event.get("cat") == "cpu_op" and event["name"] in PRODUCTS
+        if not is_product:
             events.append(event)
-        elif (new_name := operators[event["name"]]) is not None:
-            events.append({**event, "name": new_name})
+        elif operator is not None:
+            events.append({**event, "name": operator})
     return kernel_table(events)
 
 
@@ -54,31 +55,43 @@ def test_torchs_own_kernels_are_explained(name: str) -> None:
     assert unexplained_kernels(kernel_table(trace(name)), [], []) == []
 
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
-
-
 def test_products_of_an_autograd_function_are_named_once() -> None:
-    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
+    table = table_of_products_by("FusedLinear")
     names = unexplained_kernels(table, [], [])
-    assert names
+    kernels = {row.name for row in table.rows if row.operator == "FusedLinear" and row.kind == "matmul"}
+    assert len(names) == len(kernels) > 0
     assert all(name.endswith(" in FusedLinear") for name in names)
-    rows = [row for row in table.rows if row.operator == "FusedLinear" and row.kind == "matmul"]
-    assert len(names) == len({row.name for row in rows})
-    assert unexplained_kernels(table, ["FusedLinear"], []) == []
-    assert unexplained_kernels(table, [], ["FusedLinear.backward (model.py:12)"]) == []
-    assert unexplained_kernels(table, [], ["my::operator"])
-    names = unexplained_kernels(renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS)), [], [])
+
+
+def test_products_without_an_operator_are_named_without_one() -> None:
+    names = unexplained_kernels(table_of_products_by(None), [], [])
     assert names
     assert not any(" in " in name for name in names)
-    compiled = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "Torch-Compiled Region: 0/0"))
-    assert unexplained_kernels(compiled, [], []) == []
-    table = kernel_table(trace("hta_alexnet")).model_copy(update={"source": "operators"})
+
+
+@pytest.mark.parametrize(
+    "operator, counted, uncounted, is_explained",
+    [
+        ("FusedLinear", ["FusedLinear"], [], True),
+        ("FusedLinear", [], ["FusedLinear.backward (model.py:12)"], True),
+        ("FusedLinear", [], ["my::operator"], False),
+        ("Torch-Compiled Region: 0/0", [], [], True),
+    ],
+)
+def test_products_of_known_operators_and_of_compiled_code_are_explained(
+    operator: str, counted: list[str], uncounted: list[str], is_explained: bool
+) -> None:
+    assert (unexplained_kernels(table_of_products_by(operator), counted, uncounted) == []) == is_explained
+
+
+def test_a_table_of_operators_has_no_kernels_to_explain() -> None:
+    table = table_of_products_by("FusedLinear").model_copy(update={"source": "operators"})
     assert unexplained_kernels(table, [], []) == []
 
 
 def test_flops_of_a_run_with_such_a_kernel_are_a_lower_bound() -> None:
     counted = Flops(forward=1, backward=2, recomputation=0, uncounted=["my::operator"])
-    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
+    table = table_of_products_by("FusedLinear")
     flops = conclude._with_unexplained_kernels(counted, table)
     assert flops.uncounted[0] == "my::operator"
     assert flops.uncounted[1].endswith(" in FusedLinear")

@@ -14,17 +14,17 @@ from lm_profiler.measure.clocks.timeline import Timeline
 
 
 class Event:
-    """An event of a device whose calls raise ``why`` if it is set; it keeps what it is recorded on."""
+    """An event of a device whose calls raise ``error`` if it is set; it keeps what it is recorded on."""
 
-    why: Exception | None = None
+    error: Exception | None = None
     recorded: ClassVar[list[object]] = []
 
     def __init__(self, **options: Any) -> None:
         self.done = False
 
     def _ask(self) -> None:
-        if Event.why is not None:
-            raise Event.why
+        if Event.error is not None:
+            raise Event.error
 
     def record(self, stream: object = None) -> None:
         self._ask()
@@ -49,7 +49,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStream]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Event, "recorded", [])
     yield EventStream(torch.device("cuda", 1))
-    Event.why = None
+    Event.error = None
 
 
 def test_events_are_recorded_on_the_current_stream(stream: EventStream) -> None:
@@ -60,15 +60,15 @@ def test_events_are_recorded_on_the_current_stream(stream: EventStream) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", [RuntimeError("operation not permitted when stream is capturing"), ValueError("no GPU")]
+    "error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("no GPU")]
 )
-def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream, why: Exception) -> None:
+def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream, error: Exception) -> None:
     timeline = Timeline(lambda: 0, stream)
     for step in range(3):
         timeline.mark(DATA)
-        Event.why = why if step == 1 else None  # one mark of the second step
+        Event.error = error if step == 1 else None  # one mark of the second step
         timeline.mark(FORWARD)
-        Event.why = None
+        Event.error = None
         timeline.mark(LEAVE)
         timeline.mark(END)
         marks = timeline.reading().finished.popleft()
@@ -76,9 +76,9 @@ def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream,
         if step == 1:
             assert seconds is None
         else:
-            assert seconds[-1] == pytest.approx(3 * 2e-3)
+            assert seconds[-1] == pytest.approx(3 * 2e-3)  # from each of four marks to the next, 2 ms pass
     first, last = stream.record(), stream.record()
-    Event.why = why
+    Event.error = error
     assert stream.seconds(first, last) is None
     assert not stream.reached(last)
 
@@ -87,16 +87,16 @@ def test_within_a_capture_no_event_is_touched(stream: EventStream, monkeypatch: 
     before = stream.record()
     with monkeypatch.context() as capture:
         capture.setattr(stream, "capturing", lambda: True)
-        capture.setattr(Event, "why", AssertionError("touched"))
+        capture.setattr(Event, "error", AssertionError("touched"))
         assert not stream.reached(before)
         within = stream.record()
     assert stream.seconds(before, within) is None
 
 
-@pytest.mark.parametrize("why", [NotImplementedError("timing events"), AssertionError("no backend")])
-def test_a_device_that_times_no_events_has_the_hosts_clock(monkeypatch: pytest.MonkeyPatch, why: Exception) -> None:
+@pytest.mark.parametrize("error", [NotImplementedError("timing events"), AssertionError("no backend")])
+def test_a_device_that_times_no_events_has_the_hosts_clock(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(**options: Any) -> None:
-        raise why
+        raise error
 
     monkeypatch.setattr(torch, "Event", refuse)
     assert stream_of(torch.device("mps", 0)) is None
