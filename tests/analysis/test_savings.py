@@ -435,6 +435,20 @@ def test_a_pattern_names_the_function_that_takes_most_of_a_slow_step() -> None:
     assert "takes longer every 5 steps" in remedy_of(pattern, record)
 
 
+@pytest.mark.parametrize("recorded_ms, names", [(240.0, ["pattern"]), (20.0, ["pattern", "python"])])
+def test_what_makes_every_fifth_step_longer_is_not_counted_for_each_step(recorded_ms: float, names: list[str]) -> None:
+    """Forward takes 20 ms, and 260 in every fifth step: 68 on average. Without the wait, it would take 20."""
+    steady = record_with({"forward": 68.0}).steadiness
+    fifth = StepPattern(every=5, slow=[5], extra=2.4, part="forward")
+    record = record_with(
+        {"forward": 68.0},
+        steadiness=steady.model_copy(update={"pattern": fifth, "pattern_s": 0.048}),
+        python_times=[python_line(recorded_ms, what="threading.wait", function="Net.wait")],
+    )
+    assert names_of(record) == names
+    assert found_in(record, "pattern").saves_s == pytest.approx(0.048)
+
+
 def test_a_short_phase_of_a_busy_machine_counts_with_its_cpu_time() -> None:
     """Other programs made the optimizer ten times longer, and forward twice as long: they ran for 4 and 30 ms."""
     use = {

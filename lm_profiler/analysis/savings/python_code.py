@@ -12,6 +12,8 @@ from lm_profiler.record.run_record import LIGHTNING, Finding, FindingName, Pytho
 
 # of the Python time recorded in a phase: all gaps of the phase are attributed to a function with this share
 _MAIN_SHARE = 0.75
+# Recording makes Python slower: a function must take longer than the usual time of its phase by this factor.
+_LONGER_THAN_USUAL = 1.5
 _TRACEBACK = "traceback"  # the package in which anomaly detection spends its time
 _PYTHON = "python"  # `PythonTime.what` of a line that calls nothing
 
@@ -26,7 +28,26 @@ def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
         is_anomaly_detection = any(row.what == _TRACEBACK for row in rows)
         if costs.settings.anomalies and is_anomaly_detection:
             continue
+        if _runs_in_longer_steps_only(costs, rows):
+            continue
         yield _python_finding(costs, rows)
+
+
+def _runs_in_longer_steps_only(costs: StepCosts, rows: Sequence[PythonTime]) -> bool:
+    """Return whether a function makes every n-th step longer: then the finding about the pattern names its line.
+
+    It is such a function if it took longer, in the step in which Python was recorded, than its whole phase takes in the
+    steps between. Its mean time per step is unknown, but that of the pattern is measured.
+    """
+    phase = rows[0].phase
+    steady = costs.record.steadiness
+    if steady is None or steady.pattern is None or steady.pattern_s is None:
+        return False
+    if steady.pattern.part != phase or steady.pattern_s <= 0.0:
+        return False
+    usual_s = costs.mean_s(phase) - steady.pattern_s
+    recorded_s = sum(_outside_torch_s(row) for row in rows)
+    return recorded_s > _LONGER_THAN_USUAL * usual_s
 
 
 def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
