@@ -213,6 +213,7 @@ NeedlessReason = Literal[
     "summed",  # one layer could replace several, whose results are added
     "zeros",  # products in which nearly all elements of a factor are zero
     "ignored",  # computed for positions whose gradient is zero
+    "ignored_at_last",  # the same, in the last of equal layers
     "broadcast",  # small tensors are broadcast to a large one
     "growing",  # a loop copies all that it has joined so far, to add a piece
     "sliced",  # a loop takes slices, each of which gets a gradient as large as the whole tensor

@@ -28,6 +28,7 @@ from lm_profiler.analysis.dataflow.micro_batches import (
 )
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
+    calls_of_last_layers,
     calls_on_broadcasts,
     products_in_costly_order,
     products_with_zeros,
@@ -151,6 +152,9 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "zeros", products_with_zeros(step), None
     ignored = calls_at_ignored_positions(step)
     yield "ignored", ignored, step.place_of(_products_among(step, ignored))
+    of_last_layers = calls_of_last_layers(step)
+    last_products = _products_among(step, of_last_layers)
+    yield "ignored_at_last", of_last_layers, step.place_of(last_products)
     broadcast = calls_on_broadcasts(step)
     makers = [number for number in broadcast if step.calls[number].broadcasts]
     yield "broadcast", broadcast, step.place_of(makers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lm_profiler.analysis.dataflow.zeros_by_value import ZerosByValue
@@ -96,23 +97,62 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
     Examples are ignored labels, padding, and unused outputs. The calls are products with a weight, and operators of
     about the same size that use their results.
 
-    Lines that also compute such products whose positions are needed are left out. An example is a classifier that uses
-    one token of the output: all its blocks run the same lines, and only in the last one the other tokens are not used.
+    Lines that also compute such products whose positions are needed are left out: see ``calls_of_last_layers``.
 
     Returns:
         by the number of the call, the share of its positions whose gradient is zero.
     """
+    return _calls_of_products(step, _products_at_ignored_positions(step).everywhere)
+
+
+def calls_of_last_layers(step: StepCalls) -> dict[int, float]:
+    """Return calls at positions whose gradient is zero, in some of the equal layers that run the same lines.
+
+    An example is a classifier that uses one token of the output: only in its last block the other tokens are not used.
+    Layers of the same line whose positions are needed must have other weights: a loop that applies one layer again and
+    again, as over the elements of sequences, has no last layer.
+
+    Returns:
+        by the number of the call, the share of its positions whose gradient is zero.
+    """
+    return _calls_of_products(step, _products_at_ignored_positions(step).in_last_layers)
+
+
+class _IgnoredPositions(NamedTuple):
+    """Products whose gradient is zero at many positions: by their numbers, the share of these positions."""
+
+    everywhere: dict[int, float]  # in all calls of their line
+    in_last_layers: dict[int, float]
+
+
+def _products_at_ignored_positions(step: StepCalls) -> _IgnoredPositions:
     zero_shares = _zero_shares_of_products(step)
-    needed_layers: set[_Layer] = set()
+    # the storages of the weights with which a line computes positions that are needed
+    needed_weights: defaultdict[_Layer, set[int]] = defaultdict(set)
     for number, zero_share in zero_shares.items():
         if zero_share < _MANY_ZERO_POSITIONS:
-            needed_layers.add(_layer_of(step, number))
-    shares: dict[int, float] = {}
+            weights = step.trained.intersection(step.calls[number].reads)
+            needed_weights[_layer_of(step, number)].update(weights)
+    ignored = _IgnoredPositions({}, {})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
-        if not has_ignored_positions or _layer_of(step, product) in needed_layers:
+        if not has_ignored_positions:
             continue
+        layer = _layer_of(step, product)
+        if layer not in needed_weights:
+            ignored.everywhere[product] = zero_share
+        elif needed_weights[layer].isdisjoint(step.calls[product].reads):
+            ignored.in_last_layers[product] = zero_share
+    return ignored
+
+
+def _calls_of_products(
+    step: StepCalls, zero_shares: Mapping[int, float]
+) -> dict[int, float]:
+    """Return the products in ``zero_shares`` and the operators that use their results, with the products' shares."""
+    shares: dict[int, float] = {}
+    for product, zero_share in zero_shares.items():
         for number in calls_as_large_as(step, product):
             for related in step.with_backward(number):
                 shares[related] = max(zero_share, shares.get(related, 0.0))

@@ -1040,6 +1040,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "ignored_at_last",
+        _on_operators(
+            "In the last of the equal layers that run {code}, compute only the positions that are used afterwards: the "
+            "gradient is zero at {share} of them there, but not in the layers before. Attention still needs the keys "
+            "and values of all positions; select those that count before its queries, the norms and the MLP."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "growing",
         _on_operators(
             "Collect the pieces in a list and concatenate them once, after the loop: each call of {code} copies "

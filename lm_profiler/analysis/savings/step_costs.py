@@ -55,6 +55,7 @@ _TOLERANCES: Mapping[str, float] = {
             "cells",
             "constant",
             "ignored",
+            "ignored_at_last",
             "recomputation",
             "repeated",
             "scores",
