@@ -786,7 +786,10 @@ def _settings_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fiel
         return {}
     use = record.utilisation
     batches = max(run.counts.batches or run.evidence.work_batches or 1, 1)
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {
+        "clipped_batches": run.evidence.clipped_batches,
+        "early_clips": run.evidence.early_clips,
+    }
     if use is not None:
         figures["checkpointing"] = use.flops.recomputation > 0
     main_dtype = _main_dtype(run.evidence)

@@ -36,7 +36,13 @@ from lm_profiler.callbacks.marks.batches import BatchCounts, StepCount
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.clocks.tape import DATA, OTHER, OUTSIDE, StepMarks
+from lm_profiler.measure.clocks.tape import (
+    DATA,
+    OTHER,
+    OUTSIDE,
+    ClippedBatches,
+    StepMarks,
+)
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.operator_calls import CodeLine
 from lm_profiler.record.quantities import bytes_text
@@ -175,6 +181,7 @@ class Session:
     # phases at whose start it was checked whether the device was idle
     _idle_checks: int = 0
     _idle_starts: int = 0  # phases at whose start the device was idle
+    _clipped_batches: ClippedBatches = field(default_factory=ClippedBatches)
     _is_finished: bool = False
 
     def __post_init__(self) -> None:
@@ -374,6 +381,8 @@ class Session:
             first_steps_of_epochs=self._first_steps_of_epochs(),
             stages_s=self._stages_s(),
             device_idle=device_idle,
+            clipped_batches=self._clipped_batches.count,
+            early_clips=self._clipped_batches.early,
             notes=notes,
             **facts,
         )
@@ -506,6 +515,7 @@ class Session:
         self._gaps_ns += away_ns
         self._idle_checks += marks.idle_checks
         self._idle_starts += marks.idle_starts
+        self._clipped_batches.add(marks.codes)
 
     def _unseen_backward_note(self) -> list[str]:
         """Return a note if the module's manual optimization stepped an optimizer, but no backward pass was seen."""

@@ -65,6 +65,10 @@ class Settings(Part):
     # the parameter groups of all optimizers, and how many different sets of options they have (None: unknown)
     parameter_groups: int | None = None
     different_groups: int | None = None
+    # after how many batches of the measured steps gradients are clipped, and after how many of them it is too early:
+    # later batches still add to the gradients
+    clipped_batches: int = 0
+    early_clips: int = 0
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None

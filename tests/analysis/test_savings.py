@@ -107,6 +107,10 @@ def padded(unused: float, **facts: Any) -> Throughput:
     return Throughput(tokens_per_step=100, tokens_per_s=1e3, unused_share=unused, **{"occupancy": 0.2, **facts})
 
 
+def clipping(clip_ms: float, **settings: Any) -> RunRecord:
+    return record_with({"clip": clip_ms}, settings=Settings(**settings))
+
+
 CASES: dict[str, tuple[str, float, RunRecord]] = {
     "the loader": ("input", 60.0, record_with({"data": 60.0}, settings=Settings(num_workers=0, cores=2))),
     "the program makes tensors of lists in its transfer": (
@@ -249,6 +253,9 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     ),
     "communication": ("communication", 30.0, record_with(waterfall=waterfall_of_ms(ideal=60.0, communication=30.0))),
     "a slow rank": ("ranks", 30.0, record_with(ranks=ranks_with_straggler(0.03))),
+    "clipping after each of four batches": (
+        "clip", 0.75 * 12.0, clipping(12.0, clipped_batches=160, early_clips=120),
+    ),
     "every fifth step": (
         "pattern", 12.0, record_with(steadiness=record_with().steadiness.model_copy(
             update={"pattern": StepPattern(every=5, slow=[5], extra=0.6, part="forward"), "pattern_s": 0.012})),
@@ -1175,7 +1182,30 @@ def validating(loop: str = "Trainer", **facts: Any) -> RunRecord:
 
 
 EVALUATION = {"file": "net.py", "line": 9, "function": "evaluate", "caller": "train.py:60"}
+
+
+def slow_every_fourth(part: str, other_ms: float) -> RunRecord:
+    """``part`` takes longer in each fourth step; in the others it takes ``other_ms``."""
+    record = record_with({part: 15.0})
+    pattern = StepPattern(every=4, slow=[4], extra=0.6, part=part)
+    steadiness = record.steadiness.model_copy(update={"pattern": pattern, "pattern_s": 0.012})
+    summary = record.host_time[part].model_copy(update={"min": other_ms * 1e-3})
+    return record.model_copy(update={"steadiness": steadiness, "host_time": {**record.host_time, part: summary}})
+
+
+@pytest.mark.parametrize(
+    "part, other_ms, is_found",
+    [("optimizer", 0.0, False), ("clip", 0.0, False), ("optimizer", 5.0, True), ("forward", 0.0, True)],
+)
+def test_steps_that_only_accumulate_gradients_are_no_pattern(part: str, other_ms: float, is_found: bool) -> None:
+    assert ("pattern" in names_of(slow_every_fourth(part, other_ms))) == is_found
+
+
 ADVICE = {
+    "clipping after each of four batches is needed once":
+        (clipping(12.0, clipped_batches=160, early_clips=120), "after each of 4 batches", True),
+    "slow clipping is fused":
+        (clipping(30.0, clipped_batches=40), "foreach operators", True),
     "a batch of many small tensors needs fewer of them":
         (record_with({"transfer": 30.0}, settings=Settings(tensors_per_batch=1700)), "1,700 tensors", True),
     "a validation that records a graph needs none":

@@ -1,7 +1,7 @@
 """The instruments report what is known to be true of a loop, in every way that Lightning can run one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,35 @@ def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool,
     truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
     assert_times(profiler, truth, measure=5, waits=waits)
     assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 6
+
+
+class ManualWithTorchsClipping(Manual):
+    """Calls torch's function, which asks for parameters while it clips."""
+
+    def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError
+
+    def gradients(self, optimizer: Any) -> Tensor:
+        spend("forward")
+        loss = self.loss()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.slow_parameters(), 1.0)
+        return loss
+
+    def slow_parameters(self) -> Iterator[Tensor]:
+        spend("clip")
+        yield from self.parameters()
+
+
+def test_manual_optimization_with_torchs_clipping(tmp_path: Path) -> None:
+    clip = torch.nn.utils.clip_grad_norm_
+    profiler = make_profiler(warmup=1, measure=5)
+    trainer_with([profiler], tmp_path).fit(ManualWithTorchsClipping(), SlowLoader())
+    waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
+    truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
+    assert_times(profiler, truth, measure=5, waits=waits)
+    assert torch.nn.utils.clip_grad_norm_ is clip
 
 
 def test_under_manual_optimization_each_batch_is_a_step(tmp_path: Path) -> None:

@@ -754,6 +754,17 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
     return f"{sentence}."
 
 
+def _clip_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about clipping, which may be slow or come too early."""
+    batches = round(finding.facts.get("batches", 0.0))
+    if not batches:
+        return "Clip gradients with foreach operators, or check whether clipping is necessary."
+    return (
+        f"Clip gradients once, right before optimizer.step(): now they are clipped after each of {batches} batches, "
+        "although later ones add to them."
+    )
+
+
 def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about the matrix products of an optimizer such as Muon."""
     flops = with_prefix(finding.facts.get("flops", 0.0), "FLOP")
@@ -1232,11 +1243,7 @@ REMEDIES: Sequence[Remedy] = (
         bounds=("input",),
         candidates=pin_memory,
     ),
-    Remedy(
-        "clip",
-        "Clip gradients with foreach operators, or check whether clipping is necessary.",
-        likely_share=0.5,
-    ),
+    Remedy("clip", _clip_text, likely_share=0.5, likely_share_of_fact=0.9),
     Remedy(
         "dispatch_mode",
         "Leave torch's dispatch mode, such as FlopCounterMode, out of most training steps: it runs Python code at each "

@@ -84,6 +84,7 @@ def _proportional_s(costs: StepCosts) -> float:
 def _fixed_s(costs: StepCosts) -> float:
     """Return the seconds of a step that do not depend on the batch size, and that no other finding explains."""
     fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
+    fixed_s -= _early_clip_s(costs)
     products_s = costs.term_s("optimizer_products")
     own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
     fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
@@ -100,8 +101,8 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
     """Find an optimizer whose step could be fused into few kernels, and slow clipping of gradients.
 
     An optimizer is reported if it could be fused and is not, or if it updates weight by weight on a device. The finding
-    is certain (``may`` is False) if the user requested that with ``foreach=False``. Clipping is reported if it takes
-    twice the share of the step that other findings need.
+    is certain (``may`` is False) if the user requested that with ``foreach=False``. Clipping is reported if it is
+    needless, or if it takes twice the share of the step that other findings need.
     """
     by_weight = costs.settings.weight_by_weight
     could_be_fused = costs.settings.fused_optimizer is False
@@ -110,10 +111,35 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
         saves_s = _saved_by_fusing(costs)
         yield costs.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
     yield from _needless_groups(costs)
+    yield from _needless_clipping(costs)
+
+
+def _needless_clipping(costs: StepCosts) -> Iterator[Finding]:
+    """Find gradients that are clipped after each of several batches, or else slow clipping.
+
+    In the first case the gradients are complete only after the last batch, so the clipping before that is needless.
+    """
+    settings = costs.settings
     clip_s = costs.regular_s("clip")
+    if settings.early_clips > 0:
+        needed = max(settings.clipped_batches - settings.early_clips, 1)
+        yield costs.finding(
+            "clip",
+            _early_clip_s(costs),
+            phase="clip",
+            facts={"batches": settings.clipped_batches / needed},
+        )
+        return
     clips_slowly = clip_s >= 2 * WORTH * costs.whole_s
     if clips_slowly:
         yield costs.finding("clip", clip_s, may=True, phase="clip")
+
+
+def _early_clip_s(costs: StepCosts) -> float:
+    """Return the seconds for which a step clips gradients to which later batches still add."""
+    settings = costs.settings
+    early_share = settings.early_clips / max(settings.clipped_batches, 1)
+    return early_share * costs.regular_s("clip")
 
 
 def _saved_by_fusing(costs: StepCosts) -> float:

@@ -17,6 +17,8 @@ from lm_profiler.analysis.steps.odd_step_causes import (
 )
 from lm_profiler.record.run_record import Finding, OddStep
 
+# the phases that come once all batches of a step have added to the gradients
+_OF_COMPLETE_GRADIENTS = ("zero_grad", "clip", "optimizer")
 _LASTING_COUNT = 3  # so many odd steps are not a coincidence
 
 
@@ -33,6 +35,8 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
     pattern = steady.pattern
     if pattern.short_batch or _has_part_finding(costs, pattern.part):
         return
+    if _is_of_accumulation(costs, pattern.part):
+        return
     mean = costs.record.mean_counters
     if mean is not None:
         # garbage collection and compilation have findings of their own
@@ -45,6 +49,14 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
     fields["phase"] = pattern.part
     fields["facts"] = {"every": float(pattern.every)}
     yield costs.finding("pattern", steady.pattern_s, **fields)
+
+
+def _is_of_accumulation(costs: StepCosts, part: str | None) -> bool:
+    """Return whether the other steps lack ``part`` because they only accumulate gradients."""
+    if part not in _OF_COMPLETE_GRADIENTS:
+        return False
+    summary = costs.record.host_time.get(part)
+    return summary is not None and summary.min == 0.0
 
 
 def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:

@@ -1,9 +1,10 @@
 """Marks the steps of optimizers, and under manual optimization the functions that the user calls instead of Lightning.
 
 The phase optimizer is the time inside an optimizer's ``step``, without its closure, under automatic and manual
-optimization alike. Under manual optimization the user calls ``zero_grad``, ``clip_gradients`` and ``manual_backward``
-or ``backward``, which are no actions of Lightning. All these functions are wrapped until the run ends. torch's own
-optimizer hooks are not enough: they are not called if ``step`` raises, nor if the user has replaced it.
+optimization alike. Under manual optimization the user calls ``zero_grad``, ``manual_backward`` or ``backward``, and
+``clip_gradients`` or torch's functions for it, which are no actions of Lightning. All these functions are wrapped until
+the run ends. torch's own optimizer hooks are not enough: they are not called if ``step`` raises, nor if the user has
+replaced it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from lm_profiler.callbacks.marks.namespaces import lightning_base_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
+
+_CLIPPING_FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")  # of ``torch.nn.utils``
 
 
 class OptimizerMarks:
@@ -54,7 +57,10 @@ class OptimizerMarks:
         # ``loss.backward()`` calls this function of torch. So does ``manual_backward``, inside of which a mark of the
         # same phase changes nothing.
         self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
-        self._wrap_in_context(module, "clip_gradients", Span(self._timeline, tape.CLIP))
+        clip = Span(self._timeline, tape.CLIP)
+        self._wrap_in_context(module, "clip_gradients", clip)
+        for function_name in _CLIPPING_FUNCTIONS:
+            self._wrap_in_context(torch.nn.utils, function_name, OnThisThread(clip))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
         wrappers = LightningModule.optimizers(module)
         if not isinstance(wrappers, list):

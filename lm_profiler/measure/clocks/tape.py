@@ -69,6 +69,39 @@ class StepMarks:
         return _per_part(self.codes, known_seconds)
 
 
+@dataclass(slots=True)
+class ClippedBatches:
+    """Counts the batches after which gradients are clipped, from the marks of one step after another.
+
+    Gradients of several losses of the same batch may each be clipped on their own, and so may gradients that are
+    cleared afterwards, as for differential privacy.
+    """
+
+    count: int = 0
+    # those whose gradients the backward pass of a later batch adds to, before an optimizer uses them
+    early: int = 0
+    _is_clipped: bool = False
+    _has_next_batch: bool = False  # since the gradients were clipped
+
+    def add(self, codes: Sequence[int]) -> None:
+        """Add a step; ``codes`` are the parts that begin in it."""
+        # In a loop without a loader, only calls of the model show where a batch begins.
+        begins_batch = DATA if DATA in codes else FORWARD
+        for code in codes:
+            if code == CLIP:
+                if not self._is_clipped:
+                    self.count += 1
+                self._is_clipped = True
+                self._has_next_batch = False
+            elif code == begins_batch:
+                self._has_next_batch = True
+            elif code in (OPTIMIZER, ZERO_GRAD):
+                self._is_clipped = False
+            elif code == BACKWARD and self._is_clipped and self._has_next_batch:
+                self.early += 1
+                self._is_clipped = False
+
+
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
     """Return the seconds of each part, and last those of the step; ``codes[i]`` runs for ``seconds[i]``."""
     # one for each part, and one for ``OUTSIDE``

@@ -2,12 +2,13 @@
 
 import random
 import sys
+from collections.abc import Sequence
 
 import pytest
 from fake_device import Clock, FakeStream
 
 from lm_profiler.measure.clocks import tape as at
-from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
+from lm_profiler.measure.clocks.tape import OUTSIDE, ClippedBatches, StepMarks
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.quantities import PARTS, TIMED
 
@@ -254,3 +255,32 @@ def interrupted(timeline: Timeline, after: int) -> list[StepMarks]:
         sys.settrace(before)
     finished = timeline.reading().finished
     return [finished.popleft() for _ in range(len(finished))]
+
+
+BATCH = [at.DATA, at.FORWARD, at.BACKWARD]
+UPDATE = [at.OPTIMIZER, at.ZERO_GRAD, at.OTHER]
+CLIPPED: dict[str, tuple[list[Sequence[int]], tuple[int, int]]] = {
+    "after each of three batches": ([[*BATCH, at.CLIP] * 3 + UPDATE], (3, 2)),
+    "after the last of three batches": ([[*BATCH * 3, at.CLIP, *UPDATE]], (1, 0)),
+    "in two steps of one batch": ([[*BATCH, at.CLIP, *UPDATE]] * 2, (2, 0)),
+    "in steps that only accumulate gradients": (
+        [[*BATCH, at.CLIP, at.OTHER], [*BATCH, at.CLIP, *UPDATE], [*BATCH, at.CLIP, at.OTHER]], (3, 1),
+    ),
+    "group by group": ([[*BATCH, at.CLIP, at.OTHER, at.CLIP, *UPDATE]], (1, 0)),
+    "for each of two losses of a batch": (
+        [[*BATCH, at.CLIP, at.FORWARD, at.BACKWARD, at.CLIP, *UPDATE]], (1, 0),
+    ),
+    "in a loop without a loader": ([[at.FORWARD, at.BACKWARD, at.CLIP] * 2 + UPDATE], (2, 1)),
+    "before gradients are kept elsewhere and cleared": ([[*BATCH, at.CLIP, at.ZERO_GRAD] * 2 + UPDATE], (2, 0)),
+    "for each of two optimizers": ([[*BATCH, at.CLIP, at.OPTIMIZER, *BATCH, at.CLIP, *UPDATE]], (2, 0)),
+    "never": ([[*BATCH, *UPDATE]], (0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLIPPED)
+def test_clipping_is_early_if_a_later_batch_adds_to_the_gradients(case: str) -> None:
+    steps, counts = CLIPPED[case]
+    clipped = ClippedBatches()
+    for codes in steps:
+        clipped.add(codes)
+    assert (clipped.count, clipped.early) == counts
