@@ -517,6 +517,28 @@ def test_an_optimizer_that_multiplies_matrices_is_advised_by_its_rate() -> None:
     assert "6 TFLOP per step at 100 TFLOP/s" in remedy_of(products, record)
 
 
+def unfused(name: str, device: str = "cpu", optimizer_ms: float = 5.0) -> RunRecord:
+    model = compared.MODEL.model_copy(update={"optimizers": [name]})
+    settings = Settings(fused_optimizer=False)
+    return record_with({"optimizer": optimizer_ms}, device=device, settings=settings, model=model)
+
+
+@pytest.mark.parametrize(
+    "record, certain",
+    [
+        (unfused("AdamW"), [True]),
+        # 3.75 % of the step: enough for one word, if it is certain to help
+        (unfused("SGD"), []),
+        (unfused("AdamW", "cuda"), [False]),
+        (unfused("SGD", optimizer_ms=20.0), [False]),
+        (unfused("AdamW", optimizer_ms=2.0), []),
+    ],
+)
+def test_a_fused_optimizer_is_certain_where_it_was_measured(record: RunRecord, certain: list[bool]) -> None:
+    found = [finding for finding in findings_of(record) if finding.name == "optimizer"]
+    assert [not finding.may for finding in found] == certain
+
+
 def test_a_fused_optimizer_still_moves_its_bytes() -> None:
     """Of 40 ms at least 25 are for the bytes; on a busy machine no rate is known well enough to tell."""
     record = record_with(

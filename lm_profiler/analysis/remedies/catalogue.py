@@ -965,7 +965,7 @@ REMEDIES: Sequence[Remedy] = (
         "optimizer",
         _optimizer_text,
         likely_share=0.5,
-        likely_share_of_fact=0.8,
+        likely_share_of_fact=0.9,
         bounds=("host", "memory bandwidth"),
         candidates=switch_option(
             "model.fused",

@@ -26,6 +26,7 @@ _MANY_GROUPS = 16  # of parameters: fewer cost little
 # The share of the optimizer's time that fused=True saves on a CPU: 64 to 82 % with Adam and AdamW, 9 to 84 % with SGD,
 # more of it with momentum (models of 0.1 to 10 million parameters).
 _SAVED_BY_FUSING_ON_CPU = 0.75
+_FASTER_IF_FUSED_ON_CPU = {"Adam", "AdamW"}
 _SAVED_BY_FUSING_SGD_ON_CPU = 0.6
 
 
@@ -101,15 +102,17 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
     """Find an optimizer whose step could be fused into few kernels, and slow clipping of gradients.
 
     An optimizer is reported if it could be fused and is not, or if it updates weight by weight on a device. The finding
-    is certain (``may`` is False) if the user requested that with ``foreach=False``. Clipping is reported if it is
+    is certain (``may`` is False) if the user requested that with ``foreach=False``, or if the fused version is known to
+    be faster. Clipping is reported if it is
     needless, or if it takes twice the share of the step that other findings need.
     """
     by_weight = costs.settings.weight_by_weight
     could_be_fused = costs.settings.fused_optimizer is False
     has_kernels_by_weight = by_weight and costs.on_device
     if could_be_fused or has_kernels_by_weight:
+        is_certain = by_weight or (could_be_fused and _fusing_is_measured(costs))
         saves_s = _saved_by_fusing(costs)
-        yield costs.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
+        yield costs.finding("optimizer", saves_s, may=not is_certain, phase="optimizer")
     yield from _needless_groups(costs)
     yield from _needless_clipping(costs)
 
@@ -140,6 +143,14 @@ def _early_clip_s(costs: StepCosts) -> float:
     settings = costs.settings
     early_share = settings.early_clips / max(settings.clipped_batches, 1)
     return early_share * costs.regular_s("clip")
+
+
+def _fusing_is_measured(costs: StepCosts) -> bool:
+    """Return whether the fused version of the optimizer is faster on this hardware, in all models that were tried."""
+    model = costs.record.model
+    optimizers = set() if model is None else set(model.optimizers)
+    is_known = bool(optimizers) and optimizers <= _FASTER_IF_FUSED_ON_CPU
+    return is_known and not costs.on_device
 
 
 def _saved_by_fusing(costs: StepCosts) -> float:

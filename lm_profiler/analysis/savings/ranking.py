@@ -57,6 +57,9 @@ _TRIAL_FACTOR = 0.75
 # The same on a busy machine, where other programs lengthen what the finding goes by. The data flow of a step is the
 # same on any machine.
 _BUSY_TRIAL_FACTOR = 0.5
+# findings whose remedy is one argument, and the share of the step that they must save if they are certain
+_SWITCHES = ("optimizer",)
+_WORTH_OF_SWITCH = 0.03
 _DATA_FLOW_REASONS = get_args(NeedlessReason)
 
 FINDERS: Sequence[Finder] = (
@@ -95,7 +98,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
     for find in FINDERS:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
-    findings = [finding for finding in findings if finding.share >= WORTH]
+    findings = [finding for finding in findings if _is_worth_reporting(finding)]
 
     def likely_s(finding: Finding) -> float:
         seconds = finding.saves_s * likely_share(finding)
@@ -108,6 +111,14 @@ def findings_of(record: RunRecord) -> list[Finding]:
 
     findings.sort(key=likely_s, reverse=True)
     return [_with_upper_limit(finding, costs) for finding in findings]
+
+
+def _is_worth_reporting(finding: Finding) -> bool:
+    """Return whether a finding saves enough. If its remedy is one word, and certain to help, less is enough."""
+    least_share = WORTH
+    if finding.name in _SWITCHES and not finding.may:
+        least_share = _WORTH_OF_SWITCH
+    return finding.share >= least_share
 
 
 def _with_logging_as_one(
