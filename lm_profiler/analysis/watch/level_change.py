@@ -132,10 +132,14 @@ class LevelChange:
         return earlier.is_undone_at(self.after_s)
 
     def is_undone_at(self, level_s: Seconds) -> bool:
-        """Return whether ``level_s`` is about the level before this change, by its last entry: the whole step."""
-        log_before = math.log(self.before_s[-1])
-        distance = abs(math.log(level_s[-1]) - log_before)
-        return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)
+        """Return whether ``level_s`` is about the level before this change, by its last entry: the whole step.
+
+        A drift is also undone by a level beyond the one before it: a part that grows lengthens the others a little.
+        """
+        distance = math.log(level_s[-1] / self.before_s[-1]) * self.direction
+        limit = max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)
+        farthest = self.log_size if self.course == "drift" else limit
+        return -farthest <= distance <= limit
 
     def may_belong_to(self, event: LevelChange) -> bool:
         """Return whether this change is in the same part of the step as ``event``, or in several parts."""

@@ -5,7 +5,7 @@ hide changes of the program. But a slower machine lengthens all parts of a step,
 lengthens one or two of them. So each step time is divided into two factors: the time that the step would take at the
 machine's usual speed, and the slowness of the machine. How strongly a part follows the machine is estimated from quick
 moves of all parts. So a part that the program lengthens slowly, while the machine becomes faster, is not mistaken for
-one that does not depend on the machine.
+one that does not depend on the machine. Waiting for a CPU, which the operating system counts, is removed before.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.watch.cpu_waits import CpuWaits
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.levels import SMALLEST_CHANGE, LevelFollower
 from lm_profiler.analysis.watch.step_blocks import (
@@ -28,7 +29,8 @@ from lm_profiler.analysis.watch.step_blocks import (
     cut_into_blocks,
     logs_of,
 )
-from lm_profiler.record.parts import PARTS
+from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.run_record import StepCounters
 
 # All changes and distances of times are differences of natural logarithms: 0.1 is about 10 %.
 
@@ -45,6 +47,16 @@ _FIRST_BLOCKS = 5  # blocks from which it is first estimated
 _FOLLOWED_SHARE = 0.01
 _LARGEST_DISTANCE = 0.5  # larger distances from the usual time count as this
 _CHANGED_DISTANCE = 0.1  # the program has changed a part that is farther from where the machine moved it
+# The program has changed all parts if those that it changed by this much more than most make up this share of what the
+# step has changed by.
+_FAR_BEYOND = 0.25
+_SHARE_BEYOND = 0.5
+_BLOCKS_BEFORE = (
+    10  # blocks before such a change with whose median those after it are compared
+)
+_FEWEST_BEFORE = 3
+_BLOCKS_AFTER = 10  # blocks after it that show whether it lasts
+_FEWEST_LASTING = 7  # the fewest of these in which the parts are far beyond the others
 
 # -- how strongly a part follows the machine
 _BLOCKS_BETWEEN = 4  # moves of the machine are measured over so many blocks
@@ -63,6 +75,7 @@ _BEYOND_RESPONSE = 0.05
 
 # -- how far the machine's speed usually varies
 _BLOCKS_REMEMBERED = 800
+_PRESENT_BLOCKS = 25  # the last blocks, which show the present speed
 _BLOCKS_APART = 50  # the distance over which variations are measured: a thousand steps
 _FEWEST_BLOCKS_APART = 4  # the shortest such distance, for short runs
 _DISTANCES_IN_RUN = 6  # the run must be at least this many times the distance
@@ -86,15 +99,29 @@ class MachineSpeed:
 
     def __init__(self) -> None:
         self.usual_step_s = 0.0  # 0 until it is known
-        self._unfinished = UnfinishedBlock()
+        self._waits = CpuWaits()
+        self._unfinished = UnfinishedBlock(columns=len(TIMED) + 1)
         self._usual_parts = _UsualParts()
+        # steps in whole blocks that have not been returned; (n, TIMED + 1) their seconds without waiting for a CPU, and
+        # last those of the whole steps with it
+        self._steps: StepNumbers = np.empty(0, np.int64)
+        self._seconds: Seconds = np.empty((0, len(TIMED) + 1))
         # for each of the last blocks, the logarithm of the factor by which the machine was slower than usual
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
+        # the same without waiting for a CPU, for the last blocks only
+        self._computing_logs: deque[float] = deque(maxlen=_PRESENT_BLOCKS)
         self._follower = LevelFollower(self._is_worth_reporting)
 
     @property
     def slowness(self) -> float:
-        """The factor by which the machine is slower now than usual; 1 before it is known."""
+        """The factor by which steps are slower now than usual, without their waiting for a CPU."""
+        if not self._computing_logs:
+            return 1.0
+        return math.exp(float(np.mean(self._computing_logs)))
+
+    @property
+    def slowness_with_waits(self) -> float:
+        """The factor by which steps are slower now than usual, with their waiting; 1 before it is known."""
         step_s = self._follower.level_s
         if step_s is None:
             return 1.0
@@ -109,34 +136,66 @@ class MachineSpeed:
         return max(SMALLEST_CHANGE, remaining_variation)
 
     def remove(
-        self, steps: StepNumbers, seconds: Seconds
+        self,
+        steps: StepNumbers,
+        seconds: Seconds,
+        counters: Sequence[StepCounters] = (),
     ) -> tuple[StepNumbers, Seconds]:
         """Return the seconds that steps would have taken at the machine's usual speed.
 
         Steps are processed in whole blocks, so the steps returned may differ from those passed: the last steps of this
-        call may wait for the next call, and the first ones returned may be from the call before.
+        call may wait for later calls, and the first ones returned may be from earlier calls.
 
         Args:
             steps: the numbers of the next steps.
             seconds: (n, TIMED) the seconds of their parts, and of the whole steps in the last column.
+            counters: the readings of counters since the last call.
         """
-        is_known = self._usual_parts.are_known
-        fewest_blocks = 1 if is_known else _FIRST_BLOCKS
-        steps, seconds = self._unfinished.fill(steps, seconds, fewest_blocks)
-        if len(steps) == 0:
-            return steps, seconds
+        fewest_blocks = 1 if self._usual_parts.are_known else _FIRST_BLOCKS
+        without_waits_s = self._waits.remove(steps, seconds, counters)
+        with_and_without_s = np.column_stack([without_waits_s, seconds[:, -1]])
+        steps, with_and_without_s = self._unfinished.fill(
+            steps, with_and_without_s, fewest_blocks
+        )
+        self._steps = np.concatenate([self._steps, steps])
+        self._seconds = np.concatenate([self._seconds, with_and_without_s])
+        return self._remove_from_blocks(run_is_over=False)
 
-        blocks = cut_into_blocks(steps, seconds)
-        if not is_known:
+    def _remove_from_blocks(self, run_is_over: bool) -> tuple[StepNumbers, Seconds]:
+        """Return the steps whose seconds at the usual speed are known, with these seconds, and forget them.
+
+        While the run goes on, steps wait for later ones that show whether the program has changed all parts.
+        """
+        blocks = cut_into_blocks(self._steps, self._seconds[:, :-1])
+        if blocks and not self._usual_parts.are_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
-            self.usual_step_s = float(np.median(seconds[:, -1]))
-        # (blocks, PARTS) by how much the machine lengthens each part; then (n, PARTS) the same for each step
-        moves = np.array([self._usual_parts.moves_in(block) for block in blocks])
-        moves_by_step = np.repeat(moves, BLOCK, axis=0)
+            self.usual_step_s = float(np.median(self._seconds[:, -2]))
+        # (PARTS,) of each block: by how much the machine lengthens each part
+        moves = []
+        for index, block in enumerate(blocks):
+            later = blocks[index + 1 : index + 1 + _BLOCKS_AFTER]
+            are_all_known = len(later) == _BLOCKS_AFTER or run_is_over
+            if not are_all_known and self._usual_parts.may_change_with(block):
+                break
+            moves.append(self._usual_parts.moves_in(block, later))
+
+        count = len(moves) * BLOCK
+        steps = self._steps[:count]
+        # (n, TIMED); then (n,) the whole steps with their waiting
+        seconds = self._seconds[:count, :-1]
+        with_waits_s = self._seconds[:count, -1]
+        self._steps = self._steps[count:]
+        self._seconds = self._seconds[count:]
+        if not moves:
+            return steps, seconds
+        moves_by_step = np.repeat(np.array(moves), BLOCK, axis=0)
         parts_s = seconds[:, :-1] * np.exp(-moves_by_step)
         program_s = np.column_stack([parts_s, parts_s.sum(axis=1)])
-        program_blocks = cut_into_blocks(steps, program_s)
-        slowness_logs = logs_of(blocks) - logs_of(program_blocks)
+        program_logs = logs_of(cut_into_blocks(steps, program_s))
+        computing_logs = logs_of(blocks[: len(moves)]) - program_logs
+        self._computing_logs.extend(computing_logs.tolist())
+        with_waits = np.column_stack([seconds[:, :-1], with_waits_s])
+        slowness_logs = logs_of(cut_into_blocks(steps, with_waits)) - program_logs
         self._pass_to_follower(steps, slowness_logs)
         return steps, program_s
 
@@ -144,8 +203,11 @@ class MachineSpeed:
         """Return the changes of the speed that are new, or were corrected, since the last call."""
         return self._follower.take_changed()
 
-    def finish(self) -> None:
+    def finish(self) -> tuple[StepNumbers, Seconds]:
+        """Return the steps that still waited for later ones, and their seconds, as ``remove`` does."""
+        rest = self._remove_from_blocks(run_is_over=True)
         self._follower.finish()
+        return rest
 
     def forget_unfinished(self) -> None:
         """Forget the steps of the unfinished block: the steps that follow them are missing."""
@@ -196,9 +258,8 @@ class _UsualParts:
         # (PARTS,) logarithms of the usual seconds; empty until they are known
         self._logs: NDArray[np.float64] = np.empty(0)
         self._blocks = 0  # number of blocks processed
-        # (PARTS,) of the last block: how far each part was from its usual time, and how far most parts were
-        self._last_distances: NDArray[np.float64] = np.zeros(len(PARTS))
-        self._last_common_move = 0.0
+        # (PARTS,) logarithms of the parts in each of the last blocks
+        self._last_logs: deque[NDArray[np.float64]] = deque(maxlen=_BLOCKS_BEFORE + 1)
         self._responses = _Responses()
 
     @property
@@ -210,22 +271,25 @@ class _UsualParts:
         logs = np.array([_logs_of_parts(block) for block in blocks])
         self._logs = np.median(logs, axis=0)
 
-    def moves_in(self, block: StepBlock) -> NDArray[np.float64]:
+    def may_change_with(self, block: StepBlock) -> bool:
+        """Return whether the program may have changed all parts with ``block``, which the blocks after it will show."""
+        return self._moves_beyond_others(_logs_of_parts(block)) is not None
+
+    def moves_in(
+        self, block: StepBlock, later: Sequence[StepBlock]
+    ) -> NDArray[np.float64]:
         """Return (PARTS,) logarithms of the factors by which the machine lengthens the parts of ``block``.
 
         Only the distance of a part from its usual time that is common to most parts is due to the machine.
+
+        Args:
+            block: the next block.
+            later: the blocks after it, as far as they are known.
         """
         self._blocks += 1
+        self._follow_change_of_all(_logs_of_parts(block), later)
         distances = _logs_of_parts(block) - self._logs
         common_move = self._common_move(distances)
-        if self._has_program_changed_all(distances, common_move):
-            # From now on, this is the usual time of all parts.
-            self._logs = self._logs + distances
-            distances = np.zeros(len(PARTS))
-            common_move = 0.0
-            self._responses.forget_last()
-        self._last_distances = distances
-        self._last_common_move = common_move
         are_large = self._are_large()
         self._responses.add(_logs_of_parts(block), are_large)
         are_known = self._responses.are_known(are_large)
@@ -246,34 +310,53 @@ class _UsualParts:
         self._logs = self._logs + followed_share * changes
         return moves
 
-    def _has_program_changed_all(
-        self, distances: NDArray[np.float64], common_move: float
-    ) -> bool:
-        """Return whether the program has changed one part, and all others thereby.
+    def _follow_change_of_all(
+        self, logs: NDArray[np.float64], later: Sequence[StepBlock]
+    ) -> None:
+        """Change the usual times of all parts if the program has changed one part for good, and all others thereby.
 
-        The one part has then changed far more than the others, in the same block and direction. For example, after a
-        sleep of some milliseconds a CPU computes at half its speed for a while.
+        For example, after a sleep of some milliseconds a CPU computes at half its speed for a while, and a part that
+        reads much memory leaves less of the caches to the others.
 
         Args:
-            distances: (PARTS,) the distance of each part from its usual time.
-            common_move: how far most parts have moved from their usual time.
+            logs: (PARTS,) the logarithms of the parts in the next block.
+            later: the blocks after it.
         """
-        # All changes are those since the last block.
-        common_change = common_move - self._last_common_move
-        if abs(common_change) < _CHANGED_DISTANCE:
-            return False
-        # The one part must explain most of what the step has changed by: a short part may change by any factor.
-        before_s = np.exp(self._logs + self._last_distances)
-        after_s = np.exp(self._logs + distances)
-        changes_s = np.abs(after_s - before_s)
-        largest = int(np.argmax(changes_s))
-        other_changes_s = changes_s.sum() - changes_s[largest]
-        if changes_s[largest] < other_changes_s:
-            return False
-        largest_change = distances[largest] - self._last_distances[largest]
-        is_far_beyond = abs(largest_change) - abs(common_change) > _LARGEST_DISTANCE
-        is_same_direction = largest_change * common_change > 0.0
-        return bool(is_far_beyond and is_same_direction)
+        if len(later) == _BLOCKS_AFTER and self._moves_beyond_others(logs) is not None:
+            all_later_logs = [_logs_of_parts(block) for block in later]
+            moves = self._moves_beyond_others(np.median(all_later_logs, axis=0))
+            lasting_blocks = 0
+            for later_logs in all_later_logs:
+                lasting_blocks += self._moves_beyond_others(later_logs) is not None
+            # otherwise it was a burst
+            if moves is not None and lasting_blocks >= _FEWEST_LASTING:
+                self._logs = self._logs + moves
+                self._last_logs.clear()
+                self._responses.forget_last()
+        self._last_logs.append(logs)
+
+    def _moves_beyond_others(
+        self, logs: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """Return (PARTS,) how far the parts, which now have ``logs``, have moved if some moved far beyond the others.
+
+        They must have moved in the direction of the others. None if they have not, or if too few blocks are known.
+        """
+        # The last block may hold steps of before and after a change.
+        logs_before = list(self._last_logs)[:-1]
+        if len(logs_before) < _FEWEST_BEFORE:
+            return None
+        before = np.median(logs_before, axis=0)
+        moves: NDArray[np.float64] = logs - before
+        common_move = self._common_move(moves)
+        if abs(common_move) < _CHANGED_DISTANCE:
+            return None
+        # The parts must explain most of what the step has changed by: a short part may change by any factor.
+        changes_s = np.abs(np.exp(logs) - np.exp(before))
+        are_far_beyond = (moves - common_move) * np.sign(common_move) > _FAR_BEYOND
+        if changes_s[are_far_beyond].sum() < _SHARE_BEYOND * changes_s.sum():
+            return None
+        return moves
 
     def _are_large(self) -> NDArray[np.bool_]:
         """Return (PARTS,) which parts are long enough to show the machine's speed."""

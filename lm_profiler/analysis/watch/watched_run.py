@@ -118,7 +118,7 @@ class WatchedRun:
         program_s = self.levels.level_s
         if program_s is None:
             return None
-        return program_s * self._machine.slowness
+        return program_s * self._machine.slowness_with_waits
 
     def add(
         self,
@@ -150,7 +150,7 @@ class WatchedRun:
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
         if not self.on_device:
-            numbers, seconds = self._machine.remove(numbers, seconds)
+            numbers, seconds = self._machine.remove(numbers, seconds, counters)
             self.levels.smallest_change = self._machine.smallest_program_change
         self.levels.add(numbers, seconds)
         return self._changed_events(slow, run_is_over=False)
@@ -162,8 +162,8 @@ class WatchedRun:
         no_seconds = np.empty((0, len(TIMED)))
         # This judges the steps that still wait for later ones.
         slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
+        self.levels.add(*self._machine.finish())
         self.levels.finish()
-        self._machine.finish()
         events = self._changed_events(slow, run_is_over=True)
         for term, durations in self._durations.items():
             durations.finish()

@@ -38,18 +38,33 @@ class Loop:
 
 @pytest.mark.parametrize("every", [1, 5])
 def test_waiting_for_a_cpu_is_the_cause_of_a_level(every: int) -> None:
-    """Readings of every step, or of five steps together: either way 5 ms of each are explained, and 1 ms is not."""
-    for waited_s, written in ((0.005, "waiting for a CPU"), (0.001, None)):
-        loop = Loop()
-        loop.parts_s[3000:, PARTS.index("forward")] += 0.006
-        known = {"wall_s": 0.1, "between_s": 0.1 * (every - 1), "gc_s": 0.0}
-        loop.counters = [
-            StepCounters(step=step, **known, cpu_wait_s=every * (0.0001 + waited_s * (step > 3000)))
-            for step in range(every, N, every)
-        ]
-        (event,) = loop.events()
-        assert (event.kind, event.part, event.cause) == ("level", "forward", written)
-        assert event.cause_s == (None if written is None else pytest.approx(waited_s, rel=0.1))
+    """Readings of every step, or of five steps together, of which each waits for 0 to 60 ms of 0.1 s in a part."""
+    loop = Loop()
+    waited_s = np.zeros(N)
+    rng = np.random.default_rng(1)
+    waited_s[3000:] = rng.uniform(0.0, 0.06, N - 3000)
+    parts = rng.choice(len(PARTS), size=N, p=SHARES / SHARES.sum())
+    loop.parts_s[np.arange(N), parts] += waited_s
+    known = {"wall_s": 0.1, "between_s": 0.1 * (every - 1), "gc_s": 0.0}
+    loop.counters = [
+        StepCounters(step=step, **known, cpu_wait_s=waited_s[step - every : step].sum())
+        for step in range(every, N + 1, every)
+    ]
+    levels = [event for event in loop.events() if event.kind == "level"]
+    assert {(level.in_all_parts, level.part) for level in levels} == {(True, None)}
+    assert levels[0].cause == "waiting for a CPU"
+    assert levels[0].since_step == pytest.approx(3001, abs=20)
+    assert levels[0].cause_s == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_little_waiting_is_no_cause_of_a_level() -> None:
+    loop = Loop()
+    loop.parts_s[3000:, PARTS.index("forward")] += 0.006
+    loop.counters = [
+        StepCounters(step=step, wall_s=0.1, between_s=0.0, cpu_wait_s=0.001 * (step > 3000)) for step in range(1, N + 1)
+    ]
+    (level,) = loop.events()
+    assert (level.part, level.cause, level.cause_s) == ("forward", None, None)
 
 
 def test_a_short_cause_does_not_explain_a_lasting_change() -> None:
