@@ -122,6 +122,8 @@ class Evidence:
     needless_operators: Sequence[NeedlessOperators] = ()
     # the share of forward's operators, by their time, that belong to backward passes within it
     backward_share_of_forward: float = 0.0
+    # the shares of the operators of forward and backward that torch.compile does not fuse
+    uncompiled_shares: Mapping[str, float] = field(default_factory=dict)
     # whether forward applies a layer twice to the same values, by the data flow of a step; None if it is unknown
     repeats_forward: bool | None = None
     code_parts: Sequence[CodePart] = ()

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # the name of a call that stands for code whose operators are not recorded, and which has used gradients
 UNRECORDED_UPDATE = "unrecorded update"
@@ -75,6 +75,10 @@ class LinearMap(NamedTuple):
     padding: tuple[int, ...]
 
 
+# whether the sequences of a PackedSequence have one length
+PackedLengths = Literal["equal", "different"]
+
+
 class LayerCall(NamedTuple):
     """A call of a recurrent layer, such as ``nn.GRU``, with sequences of one element."""
 
@@ -122,6 +126,10 @@ class OperatorCall:
     multiplies_by_zero: bool = False  # whether it multiplies a tensor by the number 0
     # whether a recurrent cell of torch called it, such as ``nn.LSTMCell``
     is_of_cell: bool = False
+    # whether a recurrent layer of torch called it, such as ``nn.GRU``
+    is_of_recurrent_layer: bool = False
+    # the lengths of the sequences, if that layer gets a PackedSequence
+    packed_lengths: PackedLengths | None = None
     # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
     has_sequence_kernel: bool = False
     # the call of a recurrent layer that called it; None for bidirectional layers

@@ -902,6 +902,8 @@ class RunRecord(Part):
     data_calls: list[OuterCall] = Field(default_factory=list)
     # operators of the memory stage that factorize matrices or solve systems, for which float32 may have too few digits
     factorizing_operators: list[str] = Field(default_factory=list)
+    # the shares of the operators of forward and backward that torch.compile does not fuse
+    uncompiled_shares: dict[str, float] = Field(default_factory=dict)
     # the operators of the memory stage's last step that may be needless, by reason
     needless_operators: list[NeedlessOperators] = Field(default_factory=list)
     # None if the precision was not audited

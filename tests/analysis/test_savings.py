@@ -393,6 +393,19 @@ def test_compiled_code_for_the_cpu_does_not_make_dropout_faster(device: str, sav
     assert found.what == ("aten::gelu" if device == "cpu" else "aten::dropout")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torch_compile_is_not_advised_if_it_cannot_fuse_the_operators(device: str) -> None:
+    waterfall = waterfall_of_ms(ideal=35.0, gaps=10.0, beyond_bandwidth=50.0)
+    unfused = NeedlessOperators(reason="unfused", phase_shares={"forward": 0.9}, count=59, what="aten::mul", share=1.0,
+                                file="net.py", line=4, function="Net.forward")  # fmt: skip
+    record = record_with(device=device, waterfall=waterfall, needless_operators=[unfused],
+                         settings=Settings(compiled=False))  # fmt: skip
+    uncompiled = record.model_copy(update={"uncompiled_shares": {"forward": 1.0, "backward": 1.0}})
+    assert "torch.compile" in remedy_of(found_in(record, "unfused"), record)
+    assert "torch.compile" not in remedy_of(found_in(uncompiled, "unfused"), uncompiled)
+    assert "compile" not in names_of(uncompiled)
+
+
 def test_a_step_that_factorizes_matrices_keeps_float64() -> None:
     record = record_with(waterfall=waterfall_of_ms(ideal=80.0), settings=Settings(precision="64-true"))
     assert names_of(record) == ["double"]

@@ -18,11 +18,11 @@ _MOST_DISTINCT = 0.5
 def copying_calls(step: StepCalls) -> Iterator[int]:
     """Yield the calls of forward that only copy a tensor, and the calls of their backward passes.
 
-    A copy to which other calls write later is needed, and left out.
+    A copy to which other calls write later is needed, and left out, as are those of torch's recurrent layers.
     """
     for number, call in enumerate(step.calls):
         is_copy = call.phase == _FORWARD and call.name in _COPIES
-        if is_copy and not step.is_changed(number):
+        if is_copy and not call.is_of_recurrent_layer and not step.is_changed(number):
             yield from step.with_backward(number)
 
 

@@ -126,8 +126,10 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
     """Return the calls of forward that were made by lines of the program, by line, operator and sizes."""
     calls_by_key: defaultdict[_Key, list[int]] = defaultdict(list)
     for number, call in enumerate(step.calls):
-        # a cell's own operators cannot be moved out of its loop
-        if call.phase != _FORWARD or not call.lines or call.is_of_cell or call.is_view:
+        if call.phase != _FORWARD or not call.lines or call.is_view:
+            continue
+        # the operators of a cell or a recurrent layer cannot be moved out of its loop
+        if call.is_of_cell or call.is_of_recurrent_layer:
             continue
         product_sizes: tuple[int, ...] = ()
         if call.product is not None:

@@ -26,6 +26,10 @@ from lm_profiler.analysis.dataflow.micro_batches import (
     calls_of_micro_batches,
     line_of_passes,
 )
+from lm_profiler.analysis.dataflow.packed_sequences import (
+    calls_on_packed_sequences,
+    without_packed_sequences,
+)
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
     calls_of_last_layers,
@@ -159,7 +163,10 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     makers = [number for number in broadcast if step.calls[number].broadcasts]
     yield "broadcast", broadcast, step.place_of(makers)
     yield "growing", growing_copies(step), None
-    yield "sliced", gradients_of_slices(step), None
+    slices = gradients_of_slices(step)
+    yield "packed_equal", calls_on_packed_sequences(step, slices, "equal"), None
+    yield "packed", calls_on_packed_sequences(step, slices, "different"), None
+    yield "sliced", without_packed_sequences(step, slices), None
     yield "order", products_in_costly_order(step), None
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]

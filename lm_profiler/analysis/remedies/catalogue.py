@@ -59,6 +59,8 @@ _PRECISION = "trainer.precision"
 _FULL_PRECISIONS = (None, "32-true", "32", 32)
 _MATMUL_PHASES = ("forward", "backward")
 _MANY_TENSORS = 100  # in a batch
+# the share of the possible saving if a costly place gets fewer operators, where torch.compile cannot help
+_SHARE_OF_FEWER_OPERATORS = 0.35
 _SMALLER_IN_VALIDATION = 4  # factor by which batches of validation are small
 # the time in which a worker hands over a batch: measured 1.0 to 1.7 ms, for batches of 256 B to 2 MB
 _HANDED_OVER_S = 1e-3
@@ -903,6 +905,24 @@ def _on_operators(template: str) -> Sentence:
     return sentence
 
 
+def _unfused_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a costly place between the layers; torch.compile is left out where it cannot help."""
+    code = _line_or_operator(finding)
+    remedy = f"Use fewer or fused operators in {code}, or torch.compile"
+    if _is_uncompiled(finding):
+        remedy = f"Use fewer operators in {code}"
+    operators = round(finding.facts.get("operators", 0.0))
+    return (
+        f"{remedy}: much of the step is spent there, in {operators} operators between the model's layers (costliest: "
+        f"{finding.what})."
+    )
+
+
+def _is_uncompiled(finding: Finding) -> bool:
+    """Return whether torch.compile does not fuse most operators of the phase of ``finding``."""
+    return finding.facts.get("uncompiled", 0.0) > 0.5
+
+
 def _narrow_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about half precision that makes a step on the CPU slower."""
     return (
@@ -1068,6 +1088,25 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "packed_equal",
+        _on_operators(
+            "Pass the padded tensor to the layer at {code}, not a PackedSequence: all sequences of the recorded batch "
+            "are equally long, and the layer takes a slice of a PackedSequence for each of their elements, whose "
+            "gradient is as large as the whole."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
+        "packed",
+        _on_operators(
+            "Pass a padded tensor to the layer at {code}, not a PackedSequence: for each element of the sequences the "
+            "layer takes a slice of that, whose gradient is as large as the whole. A layer of one direction computes "
+            "the same for the elements before the padding; take the last output of a sequence by its length. For a "
+            "bidirectional layer, make batches of equally long sequences."
+        ),
+        likely_share=0.7,
+    ),
+    Remedy(
         "sliced",
         _on_operators(
             "Take all slices at once before the loop (x.unbind(dim) or x.split(size)) instead of one by one in {code}: "
@@ -1211,14 +1250,7 @@ REMEDIES: Sequence[Remedy] = (
         ),
         likely_share=0.6,
     ),
-    Remedy(
-        "unfused",
-        _on_operators(
-            "Use fewer or fused operators in {code}, or torch.compile: much of the step is spent there, in {operators} "
-            "operators between the model's layers (costliest: {what})."
-        ),
-        likely_share=0.6,
-    ),
+    Remedy("unfused", _unfused_text, likely_share=0.6),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",
@@ -1330,6 +1362,8 @@ def likely_share(finding: Finding) -> float:
     remedy = _BY_NAME.get(finding.name)
     if remedy is None:
         return 1.0
+    if finding.name == "unfused" and _is_uncompiled(finding):
+        return _SHARE_OF_FEWER_OPERATORS
     is_fact = not finding.may
     if is_fact and remedy.likely_share_of_fact is not None:
         return remedy.likely_share_of_fact

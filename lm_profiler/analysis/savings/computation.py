@@ -153,6 +153,9 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
         if finding.phase in MODEL_PHASES:
             explained_s += finding.saves_s
     explained_s += all_needless_s(costs)
+    # All time of these operators may be fusable time by the waterfall, but is not.
+    for phase, uncompiled_share in costs.record.uncompiled_shares.items():
+        fusable_s -= uncompiled_share * costs.mean_s(phase)
     if not costs.on_device:
         fusable_s -= _slow_in_compiled_code_s(waterfall)
     share = 1.0 if costs.on_device else _SAVED_BY_COMPILING_ON_CPU

@@ -126,12 +126,16 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             high_s = max(high_s, operators.share * _slow_computing_s(costs))
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
+        phase = max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase))
+        uncompiled_share = costs.record.uncompiled_shares.get(phase, 0.0)
+        if operators.reason in PLACE_REASONS and uncompiled_share > 0.0:
+            facts["uncompiled"] = uncompiled_share
         yield costs.finding(
             operators.reason,
             saves_s,
             high_s=high_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
-            phase=max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase)),
+            phase=phase,
             what=operators.what,
             facts=facts,
             **_line_of_operators(operators),

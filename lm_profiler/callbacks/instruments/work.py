@@ -20,6 +20,7 @@ from lm_profiler.analysis.dataflow.needless_operators import (
     needless_operators,
 )
 from lm_profiler.analysis.dataflow.repeats import repeats_layers_of_forward
+from lm_profiler.analysis.dataflow.uncompiled import uncompiled_shares
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.loop import Loop
@@ -108,6 +109,7 @@ class FlopsWatch(Instrument):
                 facts["backward_share_of_forward"] = backward_share_of_forward(calls)
                 facts["repeats_forward"] = repeats_layers_of_forward(calls)
                 facts["factorizing_operators"] = factorizing_operators(calls)
+                facts["uncompiled_shares"] = uncompiled_shares(calls)
                 facts["line_operators"] = operators_of_lines(calls)
         try:
             facts["seen_flops"] = SeenFlops(step.flops(), by_dtype=step.by_dtype())

@@ -59,6 +59,7 @@ from lm_profiler.record.operator_calls import (
     CodeLine,
     LayerCall,
     OperatorCall,
+    PackedLengths,
     StepCalls,
 )
 from lm_profiler.torch_names import (
@@ -316,7 +317,8 @@ class StepOperators:
         # the time of recording.
         is_of_model = self.phase != _OPTIMIZER
         lines = self._lines_of_call(forward) if is_of_model else ()
-        cell = _running_cell() if is_of_model else None
+        recurrent = _running_recurrent() if is_of_model else None
+        cell = recurrent if _is_cell(recurrent) else None
         value, is_constant = self._values.add_call(
             operator,
             arguments,
@@ -359,6 +361,8 @@ class StepOperators:
                 makes_double=_makes_double(largest_result),
                 multiplies_by_zero=_multiplies_by_zero(name, args),
                 is_of_cell=cell is not None,
+                is_of_recurrent_layer=_is_layer(recurrent),
+                packed_lengths=_packed_lengths(recurrent),
                 has_sequence_kernel=has_sequence_kernel,
                 layer_call=layer_call,
                 linear_map=linear_map_of_call(
@@ -437,7 +441,7 @@ class StepOperators:
             return None
         return CausalMask(self._storages.number_of(mask), length)
 
-    def _layer_call(self, cell: _RunningCell) -> LayerCall | None:
+    def _layer_call(self, cell: _Recurrent) -> LayerCall | None:
         """Return the call of a recurrent layer that runs; None for cells, and for a bidirectional layer.
 
         A bidirectional layer that gets one element at a time computes something else than with whole sequences.
@@ -460,6 +464,7 @@ class StepOperators:
             OperatorCall(
                 name=name,
                 is_view=True,
+                packed_lengths=_packed_lengths(_running_recurrent()),
                 phase=self.phase,
                 seconds=0.0,
                 reads=(self._storages.number_of(whole),),
@@ -757,30 +762,51 @@ def _outer_function(frame: FrameType) -> FrameType:
     return frame if package_of(outer.f_code.co_filename) else outer
 
 
-class _RunningCell(NamedTuple):
+class _Recurrent(NamedTuple):
     """A recurrent cell or layer of torch whose forward pass runs, and the frame of that."""
 
     module: nn.Module
     frame: FrameType
 
 
-def _running_cell() -> _RunningCell | None:
-    """Return the recurrent cell of torch whose forward pass runs, called by the program itself; None if none runs.
-
-    A layer for whole sequences that gets a single element is used as a cell.
-    """
+def _running_recurrent() -> _Recurrent | None:
+    """Return the recurrent cell or layer whose forward pass runs, called by the program itself; None if none runs."""
     for frame, _ in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_filename == _FILE_OF_CELLS and code.co_name == "forward":
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.RNNBase) and _has_single_element(module, frame):
-                return _RunningCell(module, frame)
-            if isinstance(module, nn.RNNCellBase):
-                return _RunningCell(module, frame)
+            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+                return _Recurrent(module, frame)
             return None
         if not package_of(code.co_filename):
             return None  # a line of the program
     return None
+
+
+def _is_cell(recurrent: _Recurrent | None) -> bool:
+    """Return whether a cell runs; a layer for whole sequences that gets a single element is used as a cell."""
+    if recurrent is None:
+        return False
+    layer = recurrent.module
+    if isinstance(layer, nn.RNNBase):
+        return _has_single_element(layer, recurrent.frame)
+    return True
+
+
+def _is_layer(recurrent: _Recurrent | None) -> bool:
+    return recurrent is not None and isinstance(recurrent.module, nn.RNNBase)
+
+
+def _packed_lengths(recurrent: _Recurrent | None) -> PackedLengths | None:
+    """Return how the lengths differ of the packed sequences that a layer gets; None if it gets none."""
+    if recurrent is None:
+        return None
+    # the number of sequences that have a first element, a second one, and so on
+    batch_sizes = recurrent.frame.f_locals.get("batch_sizes")
+    if not isinstance(batch_sizes, Tensor):
+        return None
+    have_one_length = int(batch_sizes[0]) == int(batch_sizes[-1])
+    return "equal" if have_one_length else "different"
 
 
 def _has_single_element(layer: nn.RNNBase, frame: FrameType) -> bool:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
 from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
+from lm_profiler.analysis.dataflow.uncompiled import uncompiled_shares
 from lm_profiler.measure.counts import step_operators
 from lm_profiler.measure.counts.causal_masks import causal_length
 from lm_profiler.measure.counts.flops import FlopCounter
@@ -515,6 +517,32 @@ def gru_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, torch.cat(outputs), labels)
 
 
+def packed_sequences_of_one_length(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    packed = pack_padded_sequence(hidden.view(20, 4, WIDTH), torch.full((4,), 20))
+    outputs, _ = step.net.gru(packed)  # here
+    return plain(step, outputs.data, labels)
+
+
+def packed_sequences_of_different_lengths(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    packed = pack_padded_sequence(hidden.view(20, 4, WIDTH), torch.tensor([20, 19, 16, 9]))
+    outputs, _ = step.net.gru(packed)  # here
+    return plain(step, outputs.data, labels[: 20 + 19 + 16 + 9])
+
+
+def padded_sequences(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The layer has a loop of its own."""
+    outputs, _ = step.net.gru(hidden.view(20, 4, WIDTH))
+    return plain(step, outputs.flatten(0, 1), labels)
+
+
+def forces_of_molecules(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The loss contains a gradient, which is differentiated in turn."""
+    places = torch.rand(TOKENS, WIDTH, requires_grad=True)
+    energy = step.net.critic(places).sum()
+    (forces,) = torch.autograd.grad(energy, places, create_graph=True)
+    return plain(step, hidden, labels) + forces.square().mean()
+
+
 def lstm_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """On the CPU the whole layer is one operator, whose products are not seen."""
     states = None
@@ -664,6 +692,8 @@ def adapted_weight(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (cell_on_each_token, "cells", "backward"),
         (gru_on_each_token, "cells", "backward"),
         (lstm_on_each_token, "cells", "backward"),
+        (packed_sequences_of_one_length, "packed_equal", "backward"),
+        (packed_sequences_of_different_lengths, "packed", "backward"),
         (layer_on_edges, "gathered", "backward"),
         (indexed_rows, "indexed", "backward"),
         (transposed_logits, "transposed", "backward"),
@@ -1193,6 +1223,10 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (norms_of_weights, "figures"),
         (products_between_layers, "unfused"),
         (one_token_of_the_output, "ignored"),
+        (padded_sequences, "looped"),
+        (padded_sequences, "copied"),
+        (packed_sequences_of_one_length, "packed"),
+        *((packed_sequences_of_different_lengths, reason) for reason in ("packed_equal", "sliced", "looped", "copied")),
         (one_token_of_a_repeated_layer, "ignored"),
         (one_token_of_a_repeated_layer, "ignored_at_last"),
         (masked_loss, "ignored_at_last"),
@@ -1364,6 +1398,30 @@ def test_torchs_methods_are_as_they_were() -> None:
     before = {name: vars(Tensor).get(name) for name in ("numpy", "tolist", "data_ptr", "__array__")}
     Step().needless(metric_of_numpy)
     assert {name: vars(Tensor).get(name) for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "loss_of, shares",
+    [
+        (plain, {}),
+        (sampler, {}),  # whose gradients are not differentiated
+        (forces_of_molecules, {"forward": 1.0, "backward": 1.0}),
+    ],
+)
+def test_what_contains_a_gradient_that_is_differentiated_is_not_compiled(
+    loss_of: Callable[[Step, Tensor, Tensor], Tensor], shares: dict[str, float]
+) -> None:
+    assert uncompiled_shares(Step().calls(loss_of)) == shares
+
+
+def test_recurrent_layers_are_not_compiled() -> None:
+    """By the clock of ``Step`` each call takes as long as any other."""
+    calls = Step().calls(padded_sequences).calls
+    of_layer = [call for call in calls if call.phase == "forward" and call.is_of_recurrent_layer]
+    forward = [call for call in calls if call.phase == "forward"]
+    shares = uncompiled_shares(StepCalls(calls=calls))
+    assert shares["forward"] == pytest.approx(len(of_layer) / len(forward), rel=0.01)
+    assert 0.5 < shares["backward"] < 1.0
 
 
 def test_the_backward_passes_of_a_sampler_are_a_share_of_forward() -> None:

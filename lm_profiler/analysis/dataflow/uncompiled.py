@@ -1,0 +1,41 @@
+"""Finds how much of a step ``torch.compile`` leaves as it is."""
+
+from __future__ import annotations
+
+from lm_profiler.record.operator_calls import StepCalls
+
+_FORWARD, _BACKWARD = "forward", "backward"
+
+
+def uncompiled_shares(step: StepCalls) -> dict[str, float]:
+    """Return the share of the operators of forward and of backward, by their time, that torch.compile does not fuse.
+
+    Those are the operators of torch's recurrent layers, such as ``nn.GRU``, with their backward passes. All of them, if
+    backward differentiates gradients that forward has computed (``create_graph=True``), as for forces of molecules:
+    torch.compile does not support that.
+    """
+    if _differentiates_gradients(step):
+        return {_FORWARD: 1.0, _BACKWARD: 1.0}
+    seconds = {_FORWARD: 0.0, _BACKWARD: 0.0}
+    for number, call in enumerate(step.calls):
+        if call.is_of_recurrent_layer:
+            for related in step.with_backward(number):
+                phase = step.calls[related].phase
+                if phase in seconds:
+                    seconds[phase] += step.calls[related].seconds
+    return {
+        phase: uncompiled_s / step.phase_s[phase]
+        for phase, uncompiled_s in seconds.items()
+        if uncompiled_s > 0.0
+    }
+
+
+def _differentiates_gradients(step: StepCalls) -> bool:
+    """Return whether a call of backward belongs to a call of a backward pass that forward runs."""
+    for call in step.calls:
+        if call.phase != _BACKWARD or call.forward is None:
+            continue
+        differentiated = step.calls[call.forward]
+        if differentiated.phase == _FORWARD and differentiated.forward is not None:
+            return True
+    return False
