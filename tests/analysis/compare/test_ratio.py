@@ -130,19 +130,24 @@ def test_the_smallest_promised_change_is_found_in_four_of_five_tries(runs: int) 
     assert "FASTER" not in words
 
 
-def test_a_single_run_is_assumed_to_scatter_as_repeats_do() -> None:
+def test_repeats_of_two_programs_have_the_interval_of_a_t_test() -> None:
     rng = np.random.default_rng(13)
     a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in scales] for scales in ((1.0, 1.05, 0.95), (1.2, 1.3)))
     theirs = stats.ttest_ind(np.log(b), np.log(a), equal_var=True).confidence_interval(0.9)
     found = repeats_interval(a, b, confidence=0.9)
     assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
     assert found.ratio == pytest.approx(np.exp(np.mean(np.log(b)) - np.mean(np.log(a))))
-    others, single_run = [0.10, 0.11, 0.105, 0.1], [0.12]
-    s = np.std(np.log(others), ddof=1)
-    reach = stats.t.ppf(0.985, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
-    ratio = 0.12 / stats.gmean(others)
-    found, turned = repeats_interval(others, single_run), repeats_interval(single_run, others)
+
+
+def test_a_single_run_is_assumed_to_scatter_as_repeats_do() -> None:
+    """The interval is that of the prediction of one more value from four."""
+    repeats, single_run = [0.10, 0.11, 0.105, 0.1], [0.12]
+    scatter = np.std(np.log(repeats), ddof=1)
+    reach = stats.t.ppf(0.985, 3) * scatter * np.sqrt(1 + 1 / 4)
+    ratio = 0.12 / stats.gmean(repeats)
+    found = repeats_interval(repeats, single_run)
     assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
+    turned = repeats_interval(single_run, repeats)
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 

@@ -12,29 +12,40 @@ from lm_profiler.analysis.steps.statistics import Interval, mean_interval, media
 
 
 def test_the_summary_agrees_with_numpy_and_scipy():
-    x = np.random.default_rng(0).lognormal(size=37)
-    s = summarise_times(x)
-    assert (s.n, s.min, s.max) == (37, x.min(), x.max())
-    assert s.mean == pytest.approx(np.mean(x))
-    assert s.std == pytest.approx(stats.tstd(x))
-    assert s.cv == pytest.approx(stats.variation(x, ddof=1))
-    assert s.median == pytest.approx(np.median(x))
-    assert (s.p5, s.p95) == pytest.approx(tuple(stats.scoreatpercentile(x, [5, 95])))
-    s = summarise_times([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])  # squared deviations from 5 add up to 32
-    assert (s.mean, s.median) == (5.0, 4.5)
-    assert s.std == pytest.approx(math.sqrt(32 / 7))
-    assert (s.mean_low, s.mean_high) == (None, None)  # the model of the steps has it
-    known = summarise_times([1.0, 2.0], Interval(1.5, 1.0, 2.5))
-    assert (known.mean_low, known.mean_high) == (1.0, 2.5)
+    times_s = np.random.default_rng(0).lognormal(size=37)
+    summary = summarise_times(times_s)
+    assert summary.n == 37
+    assert summary.min == times_s.min()
+    assert summary.max == times_s.max()
+    assert summary.mean == pytest.approx(np.mean(times_s))
+    assert summary.std == pytest.approx(stats.tstd(times_s))
+    assert summary.cv == pytest.approx(stats.variation(times_s, ddof=1))
+    assert summary.median == pytest.approx(np.median(times_s))
+    assert (summary.p5, summary.p95) == pytest.approx(tuple(stats.scoreatpercentile(times_s, [5, 95])))
 
 
-def test_missing_readings_are_refused():
-    s = summarise_times([])
-    assert s.n == 0
-    assert {s.mean, s.std, s.cv, s.median, s.mean_low, s.mean_high, s.p5, s.p95, s.min, s.max} == {None}
-    s = summarise_times([0.25])
-    assert (s.n, s.mean, s.median, s.min, s.max) == (1, 0.25, 0.25, 0.25, 0.25)
-    assert (s.std, s.cv, s.mean_low, s.mean_high) == (None, None, None, None)
+def test_the_interval_of_the_mean_is_that_of_the_model_of_the_steps():
+    without_model = summarise_times([1.0, 2.0])
+    assert (without_model.mean_low, without_model.mean_high) == (None, None)
+    with_model = summarise_times([1.0, 2.0], Interval(1.5, 1.0, 2.5))
+    assert (with_model.mean_low, with_model.mean_high) == (1.0, 2.5)
+
+
+def test_of_no_reading_nothing_is_known():
+    summary = summarise_times([])
+    assert summary.n == 0
+    assert set(summary.model_dump(exclude={"n"}).values()) == {None}
+
+
+def test_a_single_reading_has_no_scatter():
+    summary = summarise_times([0.25])
+    assert summary.n == 1
+    assert summary.mean == summary.median == summary.min == summary.max == 0.25
+    assert summary.std is None
+    assert summary.cv is None
+
+
+def test_readings_that_are_no_numbers_are_refused():
     bads = (math.nan, math.inf, -math.inf)
     messages = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise_times([1.0, bad, 2.0])) for bad in bads}
     assert_stored("analysis/refused: missing readings", messages)

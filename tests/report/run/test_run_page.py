@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made_environment import made_environment, made_run
 from made_parts import made_model
 from made_runs import made_record
@@ -198,10 +199,18 @@ def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
     assert row_of(text, "backward")[-3:] == ["0.150", "bytes", "673"]
     assert row_of(text, "data")[-1] == "10.0%"
     assert "floor" not in printed(record())
-    text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
-    assert row_of(text, "forward")[-2:] == ["20.00", "3.0"]
-    assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
-    assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
+
+
+@pytest.mark.parametrize(
+    "floor, texts",
+    [
+        (Floor(flops={"float32": 10}, seconds=0.02, times=3.0), ["20.00", "3.0"]),  # its bytes are unknown
+        (Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0), ["0.003 bytes", "20.0"]),
+        (Floor(bytes=264, seconds=2.64e-9, bound="memory"), ["", ""]),  # too short for its figures
+    ],
+)
+def test_a_floor_has_as_many_figures_as_mean_something(floor: Floor, texts: list[str]) -> None:
+    assert floor_texts(floor) == texts
 
 
 def owned(measured_s: float | None, *actions: tuple[str, str, float, int]) -> OtherByOwner:
