@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_environment import made_utilisation
 from made_facts import busy_machine, owners_of_ms, python_line, record_with, rows_with, thread_use_of
 from made_parts import made_kernels, made_phase
+from made_ranks import made_ranks
 
 from lm_profiler.analysis.binding import INPUT, RunFacts, binding
 from lm_profiler.analysis.savings.ranking import findings_of
@@ -15,8 +17,6 @@ from lm_profiler.record.run_record import (
     Contention,
     Flops,
     OutsideSteps,
-    RankFinding,
-    Ranks,
     RunRecord,
     Utilisation,
     Verdict,
@@ -24,10 +24,8 @@ from lm_profiler.record.run_record import (
 
 
 def utilised(of_ceiling: float) -> Utilisation:
-    return Utilisation(
-        flops=Flops(forward=1, backward=2, recomputation=0), dtype="float32", peak_flops_per_s=None, peak_source=None,
-        mfu=None, hfu=None, ceiling_flops_per_s=1e11, of_ceiling=of_ceiling,
-    )  # fmt: skip
+    flops = Flops(forward=1, backward=2, recomputation=0)
+    return made_utilisation(flops=flops, dtype="float32", ceiling_flops_per_s=1e11, of_ceiling=of_ceiling)
 
 
 def verdict_of(
@@ -37,14 +35,6 @@ def verdict_of(
     record = record.model_copy(update={"findings": findings_of(record)})
     rows = rows_with(ms, noise=noise)
     return binding(RunFacts(record, rows, model_of(rows), facts.pop("device_idle", None), kernels))
-
-
-def ranks_that_wait(saves_s: float = 0.0, exposed_s: float = 0.0) -> Ranks:
-    facts = {"kind": "straggler", "rank": 1, "host": "a", "phase": "data"}
-    finding = RankFinding(**facts, saves_s=saves_s, low_s=saves_s, high_s=saves_s)
-    facts = {"world": 2, "hosts": {"a": [0, 1]}, "witness": "a test", "steps": 40, "step_s": 0.1, "own": {}}
-    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "finding": finding}
-    return Ranks.model_validate({**facts, "exposed_s": {"backward": exposed_s}})
 
 
 def test_a_run_that_computes_is_bound_by_compute() -> None:
@@ -69,16 +59,16 @@ def test_a_run_that_waits_for_half_of_its_time_is_bound_by_input() -> None:
     assert found.share == pytest.approx(100.0 / 198.0, rel=0.05)
 
 
-@pytest.mark.parametrize("saves_s, bound_by", [(0.03, "straggler"), (0.003, "input")])
-def test_a_straggler_precedes_every_other_cause(saves_s: float, bound_by: str) -> None:
-    found = verdict_of({"data": 100.0}, ranks=ranks_that_wait(saves_s=saves_s))
+@pytest.mark.parametrize("excess_ms, bound_by", [(31.0, "straggler"), (4.0, "input")])
+def test_a_straggler_precedes_every_other_cause(excess_ms: float, bound_by: str) -> None:
+    found = verdict_of({"data": 100.0}, ranks=made_ranks(excess_ms=excess_ms))
     assert found.bound_by == bound_by
 
 
 @pytest.mark.parametrize("exposed_s, bound_by", [(0.03, "communication"), (0.01, "compute")])
 def test_communication_binds_from_a_share_of_the_step_on(exposed_s: float, bound_by: str) -> None:
     """Of a step of 0.1 s."""
-    found = verdict_of(ranks=ranks_that_wait(exposed_s=exposed_s), utilisation=utilised(0.5))
+    found = verdict_of(ranks=made_ranks(slow=None, exposed_s={"backward": exposed_s}), utilisation=utilised(0.5))
     assert found.bound_by == bound_by
 
 

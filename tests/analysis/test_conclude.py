@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_trace import cuda_step, kernel_table
-from made_environment import made_environment
+from made_environment import made_environment, made_telemetry
 from made_facts import python_line
 from made_parts import made_model
 from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, printed_lines, record_of
@@ -27,7 +27,6 @@ from lm_profiler.record.run_record import (
     RunRecord,
     Settings,
     StepCounters,
-    Telemetry,
 )
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
@@ -220,11 +219,9 @@ def test_a_slow_or_throttled_gpu_is_in_the_verdict() -> None:
     """What follows in the line of the verdict on the words without telemetry."""
     record = record_of(LEVEL)
     (without_telemetry,) = printed_lines(record)["verdict:"]
-    unknown = dict.fromkeys(Telemetry.model_fields)
     additions = {}
     for share, reasons in ((0.6, None), (0.9, ["power cap"]), (None, ["power cap", "power brake"]), (0.76, [])):
-        facts = {"samples": 9, "duration_s": 1.0, "gpus": [], "clock_share": share, "throttle_reasons": reasons}
-        telemetry = Telemetry.model_validate({**unknown, **facts})
+        telemetry = made_telemetry(clock_share=share, throttle_reasons=reasons)
         (verdict,) = printed_lines(record.model_copy(update={"telemetry": telemetry}))["verdict:"]
         additions[f"{share}, {reasons}"] = verdict.removeprefix(without_telemetry)
     assert_stored("analysis/notes: a GPU's clock in the verdict", additions)
@@ -295,9 +292,7 @@ def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
 
 def test_the_clock_is_compared_with_that_of_the_datasheet() -> None:
     """An H100's bf16 peak is of 1830 MHz, though it may run at 1980."""
-    unknown = dict.fromkeys(Telemetry.model_fields)
-    clocks = {"median_sm_clock_hz": 1.2e9, "max_sm_clock_hz": 1.98e9}
-    telemetry = Telemetry.model_validate({**unknown, "samples": 20, "duration_s": 1.0, "gpus": [], **clocks})
+    telemetry = made_telemetry(median_sm_clock_hz=1.2e9, max_sm_clock_hz=1.98e9)
     sheet = FlopRate(dtype="bfloat16", flops_per_s=989.4e12, source="NVIDIA H100 whitepaper")
     assert clock_share(telemetry, sheet, 132) == pytest.approx(1.2 / 1.83, rel=1e-3)
     assert clock_share(None, sheet, 132) is None

@@ -5,13 +5,15 @@ from typing import Any, get_args
 
 import compared
 import pytest
+from made_environment import made_utilisation
 from made_facts import busy_machine, owners_of_ms, python_line, record_with, thread_use_of, waterfall_of_ms
+from made_ranks import made_ranks
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
 from lm_profiler.analysis.savings.ranking import FINDERS, findings_of
 from lm_profiler.analysis.savings.step_costs import WORTH
 from lm_profiler.analysis.steps.odd_step_causes import NO_CPU
-from lm_profiler.record.machine import Flops, Utilisation
+from lm_profiler.record.machine import Flops
 from lm_profiler.record.run_record import (
     EXCHANGE,
     BetweenSteps,
@@ -28,8 +30,6 @@ from lm_profiler.record.run_record import (
     OuterCall,
     OutsideSteps,
     OwnedTime,
-    RankFinding,
-    Ranks,
     RunRecord,
     Settings,
     StepCounters,
@@ -50,28 +50,16 @@ def outside_steps(what: str, seconds: float, times: int, per_step_s: float, **mo
     return {"outside": [OutsideSteps(what=what, seconds=seconds, times=times, per_step_s=per_step_s, **more)]}
 
 
-def ranks_with_straggler(saves_s: float) -> Ranks:
-    finding = RankFinding(
-        kind="straggler", rank=1, host="a", phase="data", saves_s=saves_s, low_s=0.9 * saves_s, high_s=1.1 * saves_s
-    )
-    facts = {"world": 2, "hosts": {"a": [0, 1]}, "witness": "a test", "steps": 40, "step_s": 0.1, "own": {}}
-    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "finding": finding}
-    return Ranks.model_validate(facts)
-
-
 def gaps_after_syncs() -> dict[str, Any]:
     waits = Contributor(module=None, what="forward: after cudaStreamSynchronize in aten::item", count=1.0, seconds=0.03)
-    waterfall = waterfall_of_ms(ideal=60.0).model_copy(
-        update={"terms": [Term(name="gaps", seconds=0.03, contributors=[waits]), *waterfall_of_ms(ideal=60.0).terms]}
-    )
+    waterfall = waterfall_of_ms(Term(name="gaps", seconds=0.03, contributors=[waits]), ideal=60.0)
     return {"waterfall": waterfall, "syncs": [Sync(file="a.py", line=3, function="f", count=9, call=".item()")]}
 
 
 def waterfall_in_dispatch_mode() -> Waterfall:
     modes = [Contributor(module="net", what="PythonDispatchMode", count=9.0, seconds=0.02),
              Contributor(module=None, what="backward: PythonDispatchMode", count=9.0, seconds=0.01)]  # fmt: skip
-    term = Term(name="beyond_bandwidth", seconds=0.03, contributors=modes)
-    return waterfall_of_ms(ideal=60.0).model_copy(update={"terms": [term, *waterfall_of_ms(ideal=60.0).terms]})
+    return waterfall_of_ms(Term(name="beyond_bandwidth", seconds=0.03, contributors=modes), ideal=60.0)
 
 
 def with_needless(*works: tuple[NeedlessKind, str, float]) -> Waterfall:
@@ -252,7 +240,7 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         record_with(throughput=padded(unused=0.1, occupancy=0.5, squared_lengths_per_step=9)),
     ),
     "communication": ("communication", 30.0, record_with(waterfall=waterfall_of_ms(ideal=60.0, communication=30.0))),
-    "a slow rank": ("ranks", 30.0, record_with(ranks=ranks_with_straggler(0.03))),
+    "a slow rank": ("ranks", 30.0, record_with(ranks=made_ranks(excess_ms=31.0))),
     "clipping after each of four batches": (
         "clip", 0.75 * 12.0, clipping(12.0, clipped_batches=160, early_clips=120),
     ),
@@ -370,9 +358,10 @@ def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse
         part = Contributor(module="net", what=operator, count=1.0, seconds=seconds)
         return Term(name=name, seconds=seconds, contributors=[part])
 
-    terms = [term("ideal", "aten::mm", 0.05), term("bandwidth", "aten::gelu", 0.008)]
-    waterfall = waterfall_of_ms(ideal=50.0).model_copy(
-        update={"terms": [*terms, term("beyond_bandwidth", "aten::gelu", 0.012)]}
+    waterfall = waterfall_of_ms(
+        term("ideal", "aten::mm", 0.05),
+        term("bandwidth", "aten::gelu", 0.008),
+        term("beyond_bandwidth", "aten::gelu", 0.012),
     )
     record = record_with(waterfall=waterfall, settings=Settings(compiled=False))
     advice = remedy_of(found_in(record, "compile"), record)
@@ -386,8 +375,7 @@ def test_compiled_code_for_the_cpu_does_not_make_dropout_faster(device: str, sav
     parts = [Contributor(module="net", what=operator, count=1.0, seconds=seconds)
              for operator, seconds in (("aten::dropout", 0.040), ("aten::gelu", 0.010))]  # fmt: skip
     traffic = Term(name="beyond_bandwidth", seconds=0.050, contributors=parts)
-    waterfall = waterfall_of_ms().model_copy(update={"terms": [traffic]})
-    record = record_with(device=device, waterfall=waterfall, settings=Settings(compiled=False))
+    record = record_with(device=device, waterfall=waterfall_of_ms(traffic), settings=Settings(compiled=False))
     found = found_in(record, "compile")
     assert found.saves_s == pytest.approx(saves_ms * 1e-3)
     assert found.what == ("aten::gelu" if device == "cpu" else "aten::dropout")
@@ -626,10 +614,8 @@ def test_garbage_that_was_collected_once_may_be_rare(steps: list[int], may: bool
 def test_anomaly_detection_saves_what_its_own_code_takes() -> None:
     """It records stacks for 10 ms of forward, and searches gradients for NaN for 14 ms of backward."""
     searches = Contributor(module=None, what="backward: aten::isnan", count=92.0, seconds=0.014)
-    waterfall = waterfall_of_ms(ideal=60.0)
-    waterfall.terms.append(Term(name="bandwidth", seconds=0.014, contributors=[searches]))
     record = record_with(
-        waterfall=waterfall,
+        waterfall=waterfall_of_ms(Term(name="bandwidth", seconds=0.014, contributors=[searches]), ideal=60.0),
         python_times=[python_line(6.0, "traceback"), python_line(4.0, "posix.stat")],
         settings=Settings(anomalies=True),
     )
@@ -805,8 +791,7 @@ def test_a_line_is_python_where_the_trace_has_gaps() -> None:
 def test_a_line_with_many_small_operators_is_python(calls: float, owners: list[str]) -> None:
     """``total = total + x`` 8,000 times: the operators of the trace take longer to call than to execute."""
     additions = Contributor(module=None, what="forward: aten::add", count=calls, seconds=0.050)
-    terms = [Term(name="ideal", seconds=0.040), Term(name="beyond_bandwidth", seconds=0.050, contributors=[additions])]
-    waterfall = waterfall_of_ms().model_copy(update={"terms": terms})
+    waterfall = waterfall_of_ms(Term(name="beyond_bandwidth", seconds=0.050, contributors=[additions]), ideal=40.0)
     sums = python_line(30.0, function="sums")
     record = record_with({"forward": 80.0}, waterfall=waterfall, python_times=[sums])
     assert [finding.owner for finding in findings_of(record)] == owners
@@ -829,13 +814,11 @@ def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats(recom
     The half without the logits takes more than half of the time.
     """
     flops = Flops(forward=100, backward=200, recomputation=recomputed)
-    fields = {**dict.fromkeys(Utilisation.model_fields), "flops": flops, "by_dtype": []}
-    use = Utilisation.model_validate(fields)
     record = record_with(
         {"forward": 40.0, "backward": 100.0},
         waterfall=waterfall_of_ms(ideal=70.0, recomputation=5.0),
         settings=Settings(checkpointing=True, memory_free_share=0.5),
-        utilisation=use,
+        utilisation=made_utilisation(flops=flops),
     )
     saves_s = {finding.name: finding.saves_s for finding in findings_of(record)}
     assert saves_s["recomputation"] == pytest.approx(most_s, rel=0.05)
@@ -905,16 +888,6 @@ def test_a_busy_machine_bounds_what_a_lower_precision_saves() -> None:
     assert found.saves_s == pytest.approx(50e-3, rel=0.05)
 
 
-def test_a_busy_machine_does_not_change_what_a_larger_batch_saves() -> None:
-    (found,) = findings_on_a_busy_machine(
-        "a batch that is too small",
-        waterfall=waterfall_of_ms(gaps=30.0),
-        other_by_owner=owners_of_ms(Lightning__loop=9.0),
-    )
-    _, saves_ms, _ = CASES["a batch that is too small"]
-    assert found.saves_s == pytest.approx(saves_ms * 1e-3, rel=0.05)
-
-
 def test_a_busy_machine_does_not_distort_the_data_flow() -> None:
     """The loader surely takes 14 ms; of the step's computation 37.5 ms may be needless."""
     record = record_with(
@@ -943,17 +916,6 @@ def with_means(record: RunRecord, means_s: dict[str, float], **facts: Any) -> Ru
     for part, mean_s in means_s.items():
         times[part] = times[part].model_copy(update={"mean": mean_s})
     return record.model_copy(update={"time": times, "host_time": times, **facts})
-
-
-def test_on_a_busy_machine_garbage_of_the_mean_step_counts() -> None:
-    """Collections of 1 s in one step of seven were 6 ms, as the fastest steps have none."""
-    record = record_with(noise=0.0)
-    means_s = {part: 1.5 * time.mean for part, time in record.time.items()}
-    busy = with_means(record, means_s, contention=busy_machine(), mean_counters=StepCounters(gc_s=0.14))
-    first = findings_of(busy)[0]
-    assert first.name == "garbage"
-    assert first.saves_s == pytest.approx(0.14)
-    assert first.share == pytest.approx(0.14 / 0.15, rel=0.01)
 
 
 def test_a_callbacks_share_is_the_same_if_other_programs_double_each_step() -> None:
@@ -1019,23 +981,20 @@ def test_the_costliest_function_of_the_workers_is_named() -> None:
     assert "smooth_field (net.py:12) takes most of that time" in remedy_of(found, record)
 
 
-def test_a_queue_that_is_full_by_chance_needs_faster_workers() -> None:
-    """One of two batches was ready when the steps began, but the worker computes all the time."""
+@pytest.mark.parametrize(
+    "ready, use",
+    [
+        # when the steps began, one of two batches was ready by chance
+        (1, thread_use_of(asleep_ms=7.0, wall_ms=10.0, phase="data")),
+        # of 5 ms in which the thread waits for a batch, another program has its CPU for 3.5, and it runs for 1
+        (0, {"data": ThreadUse(wall_s=0.005, ran_s=0.001, no_cpu_s=0.0035)}),
+    ],
+)
+def test_a_worker_that_computes_all_the_time_is_too_slow(ready: int, use: dict[str, ThreadUse]) -> None:
     record = record_with(
         {"data": 10.0},
-        loader=LoaderFacts(workers=1, ahead=2, ready_before=1, ready_after=2, awake_share=1.0),
-        thread_use=thread_use_of(asleep_ms=7.0, wall_ms=10.0, phase="data"),
-        settings=Settings(num_workers=1, cores=4),
-    )
-    assert "num_workers from 1 to" in remedy_of(found_in(record, "input"), record)
-
-
-def test_busy_workers_are_too_slow_even_if_another_program_has_the_cpu() -> None:
-    """Of 5 ms in which it waits for a batch, another program has its CPU for 3.5 ms, and it runs for 1 ms."""
-    record = record_with(
-        {"data": 10.0},
-        loader=LoaderFacts(workers=1, ahead=2, ready_before=0, ready_after=2, awake_share=1.0),
-        thread_use={"data": ThreadUse(wall_s=0.005, ran_s=0.001, no_cpu_s=0.0035)},
+        loader=LoaderFacts(workers=1, ahead=2, ready_before=ready, ready_after=2, awake_share=1.0),
+        thread_use=use,
         settings=Settings(num_workers=1, cores=4),
     )
     assert "num_workers from 1 to" in remedy_of(found_in(record, "input"), record)
@@ -1114,8 +1073,7 @@ def test_python_of_a_hook_counts_once() -> None:
 def test_what_following_missed_of_a_function_counts_by_the_gaps_of_untraced_steps() -> None:
     """Following ended after so many calls: it has 20 ms of a function that takes 70, which are gaps of the trace."""
     logging = python_line(20.0, "Lightning", calls=44_000)
-    terms = [Term(name="ideal", seconds=0.030), Term(name="gaps", seconds=0.070, phases={"forward": 0.070})]
-    waterfall = waterfall_of_ms().model_copy(update={"terms": terms})
+    waterfall = waterfall_of_ms(Term(name="gaps", seconds=0.070, phases={"forward": 0.070}), ideal=30.0)
     (found,) = findings_of(record_with({"forward": 80.0}, waterfall=waterfall, python_times=[logging]))
     assert found.name == "logging"
     assert found.saves_s == pytest.approx(0.070)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.free_port import free_port
 from ddp_run import COLLECTED_S, FLAG_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
-from made_environment import made_step
+from made_environment import made_step, made_telemetry
 from scripts import SUPPORT
 from warm import run_python, run_ranks
 
@@ -245,10 +245,9 @@ def test_an_exchange_waits_for_half_of_the_groups_limit(tmp_path: Path) -> None:
 
 def test_energy_is_the_sum_over_the_gpus_of_all_ranks() -> None:
     """Eight cards of 500 W, whose ranks make 1000 tokens in a step of 150 ms: 0.6 J a token."""
-    facts = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 3.0, "energy_j": 1500.0}
     ranks = []
     for rank in range(8):
-        gpu = Telemetry(**{**facts, "energy_source": "counter", "gpus": [f"GPU-{rank}"]})
+        gpu = made_telemetry(duration_s=3.0, energy_j=1500.0, energy_source="counter", gpus=[f"GPU-{rank}"])
         rows = [made_step(step, {"forward": 0.15}, tokens=125, rank=rank) for step in range(1, 21)]
         ranks.append(replace(measured(rank), rows=rows, telemetry=gpu))
     merged = merge(dict(enumerate(ranks)))

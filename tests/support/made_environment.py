@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import Contention, Environment, RunRecord
+from lm_profiler.record.run_record import Contention, Environment, RunRecord, Telemetry, Utilisation
 from lm_profiler.record.steps import StepRow
 
 
@@ -34,6 +34,17 @@ def made_step(
     parts = tuple(parts_s.get(part, 0.0) for part in PARTS)
     seconds = (*parts, sum(parts))
     return replace(StepRow(step, stage, seconds, tuple(host * s for s in seconds)), **changes)
+
+
+def made_telemetry(**facts: Any) -> Telemetry:
+    """What was read of a GPU: ``facts``, and nothing else."""
+    fields = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 1.0, "gpus": []}
+    return Telemetry(**{**fields, **facts})
+
+
+def made_utilisation(**facts: Any) -> Utilisation:
+    """The use of a device of which nothing is known but ``facts``."""
+    return Utilisation.model_validate({**dict.fromkeys(Utilisation.model_fields), "by_dtype": [], **facts})
 
 
 def made_contention(not_had: float | None, **changes: Any) -> Contention:

@@ -84,11 +84,12 @@ def thread_use_of(
     return {phase: ThreadUse(wall_s=wall_ms * 1e-3, ran_s=ran_s, no_cpu_s=no_cpu_ms * 1e-3)}
 
 
-def waterfall_of_ms(**terms_ms: float) -> Waterfall:
+def waterfall_of_ms(*terms: Term, **terms_ms: float) -> Waterfall:
+    """The waterfall of a step of 100 ms, of ``terms`` and of others that take so many milliseconds."""
+    named_terms = [Term.model_validate({"name": name, "seconds": ms * 1e-3}) for name, ms in terms_ms.items()]
     return Waterfall(
         source="operators", step_s=0.1, ci_low=None, ci_high=None, peak_flops_per_s=1e11, peak_source="a test",
-        bandwidth_bytes_per_s=1e10, bandwidth_source="a test", clock_share=None,
-        terms=[Term.model_validate({"name": name, "seconds": ms * 1e-3}) for name, ms in terms_ms.items()],
+        bandwidth_bytes_per_s=1e10, bandwidth_source="a test", clock_share=None, terms=[*terms, *named_terms],
     )  # fmt: skip
 
 

@@ -4,12 +4,13 @@ import inspect
 
 import pytest
 import torch
+from made_calls import made_call
 from torch import Tensor, nn
 
 from lm_profiler.analysis.dataflow.line_operators import operators_of_lines, with_line_operators
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
-from lm_profiler.record.operator_calls import CodeLine, LineOperators, OperatorCall, StepCalls
+from lm_profiler.record.operator_calls import CodeLine, LineOperators, StepCalls
 from lm_profiler.record.run_record import PythonTime
 
 MS = 1e-3
@@ -50,12 +51,10 @@ def test_operators_without_a_call_have_their_line() -> None:
 def test_the_overhead_of_a_call_is_not_the_operators_work() -> None:
     line = CodeLine("net.py", 12, "Net.forward")
     calls = [
-        OperatorCall(name="aten::add", phase="forward", seconds=1 * MS, reads=(), writes=(1,), size=1),
-        OperatorCall(name="aten::mm", phase="forward", seconds=4 * MS, reads=(1,), writes=(2,), size=4096,
-                     syntax_line=line),
-        OperatorCall(name="aten::mm", phase="backward", seconds=9 * MS, reads=(1,), writes=(3,), size=4096,
-                     syntax_line=line),
-    ]  # fmt: skip
+        made_call(seconds=1 * MS, size=1),
+        made_call("aten::mm", (1,), writes=(2,), seconds=4 * MS, size=4096, syntax_line=line),
+        made_call("aten::mm", (1,), writes=(3,), seconds=9 * MS, size=4096, syntax_line=line, phase="backward"),
+    ]
     operators = operators_of_lines(StepCalls(calls=calls))
     places = [(line.phase, line.line, line.function, line.calls) for line in operators]
     # an autograd Function may run both of its passes on one line

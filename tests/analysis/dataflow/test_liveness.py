@@ -4,6 +4,7 @@ import random
 from collections.abc import Collection, Sequence
 
 import pytest
+from made_calls import made_call
 
 from lm_profiler.analysis.dataflow.liveness import liveness_of
 from lm_profiler.record.operator_calls import OperatorCall, StepCalls
@@ -16,12 +17,10 @@ def random_call(rng: random.Random) -> OperatorCall:
     """Return a call that reads some storages and writes one: all of it, a part of it, or none if Python reads."""
     reads = set(rng.sample(STORAGES, rng.randint(0, 2)))
     if rng.random() < 0.15:
-        return OperatorCall(name="read", phase="forward", seconds=1.0, reads=(*reads,), writes=(), is_host_read=True)
+        return made_call("read", (*reads,), writes=(), is_host_read=True)
     written = rng.choice(STORAGES)
     overwrites = frozenset({written} if rng.random() < 0.7 else ())
-    return OperatorCall(
-        name="op", phase="forward", seconds=1.0, reads=(*reads,), writes=(written,), overwrites=overwrites
-    )
+    return made_call("op", (*reads,), writes=(written,), overwrites=overwrites)
 
 
 def run(calls: Sequence[OperatorCall], without: Collection[int] = (), steps: int = 3) -> dict[str, list[object]]:

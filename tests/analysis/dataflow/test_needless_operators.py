@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from made_calls import made_call
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -24,7 +25,7 @@ from lm_profiler.measure.counts.causal_masks import causal_length
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.record.findings import NeedlessOperators
-from lm_profiler.record.operator_calls import Operand, OperatorCall, Product, StepCalls
+from lm_profiler.record.operator_calls import Operand, Product, StepCalls
 
 TOKENS, WIDTH, CLASSES = 80, 64, 512
 
@@ -1243,20 +1244,18 @@ def test_half_precision_is_slow_if_all_its_operators_together_are(
     shares: list[float | None], saved: float | None
 ) -> None:
     """Products may be faster in half precision than in float32, and attention slower."""
-    calls = []
-    for number, share in enumerate(shares):
-        call = OperatorCall(name="aten::embedding", phase="forward", seconds=1.0, reads=(), writes=(number,),
-                            is_host_read=True, elements=8192, size=8192, has_half_input=True,
-                            float32_share=share)  # fmt: skip
-        calls.append(call)
+    large = {"is_host_read": True, "elements": 8192, "size": 8192}
+    calls = [
+        made_call("aten::embedding", writes=(number,), has_half_input=True, float32_share=share, **large)
+        for number, share in enumerate(shares)
+    ]
     found = [entry for entry in needless_operators(StepCalls(calls=calls)) if entry.reason == "narrow"]
     assert [entry.phase_shares["forward"] for entry in found] == ([] if saved is None else [pytest.approx(saved)])
 
 
 @pytest.mark.parametrize("share, saved", [(0.5, 0.5), (0.9, None)])
 def test_another_layout_of_images_is_reported_if_it_saves_a_fifth(share: float, saved: float | None) -> None:
-    call = OperatorCall(name="aten::convolution", phase="forward", seconds=1.0, reads=(), writes=(1,),
-                        is_host_read=True, elements=8192, size=8192, channels_last_share=share)  # fmt: skip
+    call = made_call("aten::convolution", is_host_read=True, elements=8192, size=8192, channels_last_share=share)
     found = [entry for entry in needless_operators(StepCalls(calls=[call])) if entry.reason == "channels_first"]
     assert [entry.phase_shares["forward"] for entry in found] == ([] if saved is None else [saved])
 
@@ -1267,9 +1266,8 @@ def test_another_layout_of_images_is_reported_if_it_saves_a_fifth(share: float, 
 )
 def test_a_model_of_float64_is_slow_in_large_operators(name: str, makes_double: bool, is_found: bool) -> None:
     """Small operators are mostly overhead. Solving a system may need the digits of float64."""
-    call = OperatorCall(name=name, phase="forward", seconds=1.0, reads=(1,), writes=(2,), elements=8192, size=8192,
-                        is_host_read=True, makes_double=makes_double)  # fmt: skip
-    step = StepCalls(calls=[call], kept=frozenset({2}), is_double=True)
+    call = made_call(name, elements=8192, size=8192, is_host_read=True, makes_double=makes_double)
+    step = StepCalls(calls=[call], kept=frozenset({1}), is_double=True)
     assert ("double" in [found.reason for found in needless_operators(step)]) == is_found
 
 
@@ -1355,24 +1353,18 @@ def test_the_gradients_of_a_weight_in_a_loop_are_added_up_needlessly() -> None:
     ],
 )
 def test_the_overhead_of_a_call_is_known_without_small_calls(sizes: list[int], calling_s: float) -> None:
-    calls = [
-        OperatorCall(name="aten::add", phase="forward", seconds=seconds, reads=(), writes=(1,), size=size)
-        for seconds, size in zip([1.0, 2.0, 3.0, 9.0], sizes, strict=True)
-    ]
+    calls = [made_call(seconds=seconds, size=size) for seconds, size in zip([1.0, 2.0, 3.0, 9.0], sizes, strict=True)]
     assert seconds_of_calling(StepCalls(calls=calls)) == calling_s
 
 
 def test_long_chains_of_joins_are_searched_once() -> None:
     """Each joins the two before it: a search from each to its beginning would take 2^n steps, and be too deep."""
-    calls = [OperatorCall(name="aten::relu", phase="forward", seconds=1.0, reads=(), writes=(number,), elements=64)
-             for number in range(2)]  # fmt: skip
+    calls = [made_call("aten::relu", writes=(number,), elements=64) for number in range(2)]
     for number in range(2, 3000):
-        calls.append(OperatorCall(name="aten::cat", phase="forward", seconds=1.0, reads=(number - 2, number - 1),
-                                  writes=(number,), elements=128))  # fmt: skip
-    weight, joined = 3001, Operand(2999, 2, 64)
-    product = Product(1, joined, Operand(weight, 64, 64))
-    calls.append(OperatorCall(name="aten::mm", phase="forward", seconds=1.0, reads=(2999, weight), writes=(3002,),
-                              elements=128, product=product))  # fmt: skip
+        calls.append(made_call("aten::cat", (number - 2, number - 1), writes=(number,), elements=128))
+    joined, weight = 2999, 3001
+    product = Product(1, Operand(joined, 2, 64), Operand(weight, 64, 64))
+    calls.append(made_call("aten::mm", (joined, weight), writes=(3002,), elements=128, product=product))
     assert layers_on_copied_rows(StepCalls(calls=calls, trained=frozenset({weight}))) == {}
 
 

@@ -1,11 +1,12 @@
 """MFU by the conventions of others: their formulas on sizes that are known."""
 
 import pytest
+from made_environment import made_utilisation
 from made_parts import made_model
 from made_runs import made_record
 
 from lm_profiler.analysis.hardware.conventions import conventions
-from lm_profiler.record.run_record import Flops, RunRecord, Throughput, Utilisation
+from lm_profiler.record.run_record import Flops, RunRecord, Throughput
 from lm_profiler.report.run.mfu_table import mfu_table
 
 # Llama 3 8B (Grattafiori et al. 2024), context 8192, and what its matmuls and attention take in full.
@@ -24,11 +25,10 @@ def llama(**changes: object) -> RunRecord:
         recomputation=0,
         attention=ATTENTION * TOKENS // 3,
     )
-    fields = {**dict.fromkeys(Utilisation.model_fields), "mfu": 0.40, "flops": flops, "by_dtype": []}
     in_products = dict.fromkeys(("parameters_without_embedding", "parameters_in_products"), PARAMETERS - EMBEDDING)
     model = made_model(parameters=PARAMETERS, **in_products, layers=LAYERS, width=WIDTH, vocabulary=VOCABULARY)
     facts = {
-        "utilisation": Utilisation.model_validate(fields),
+        "utilisation": made_utilisation(mfu=0.40, flops=flops),
         "throughput": Throughput(tokens_per_s=None, tokens_per_step=TOKENS),
         "model": model,
     }

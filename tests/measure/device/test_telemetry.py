@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_environment import made_telemetry
 
 from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, combine_telemetry, gpu_of
 from lm_profiler.record.run_record import Telemetry
@@ -233,7 +234,6 @@ def test_without_nvml_or_a_handle_there_is_none(lacks: str) -> None:
 def telemetry_of_gpu(number: int, **changes: Any) -> Telemetry:
     """100 + ``number`` samples, a clock of 1.5 GHz, 50 °C, 500 of 700 W, 5 kJ, unless ``changes`` has others."""
     facts: dict[str, Any] = {
-        **dict.fromkeys(Telemetry.model_fields),
         "samples": 100 + number,
         "duration_s": 10.0,
         "median_sm_clock_hz": 1.5e9,
@@ -247,7 +247,7 @@ def telemetry_of_gpu(number: int, **changes: Any) -> Telemetry:
         "throttle_reasons": [],
         "gpus": [f"GPU-{number}"],
     }
-    return Telemetry(**{**facts, **changes})
+    return made_telemetry(**{**facts, **changes})
 
 
 def test_energy_and_power_of_several_gpus_add_up() -> None:
