@@ -24,7 +24,7 @@ _LEAST_S = 1e-9  # shorter sums count as this, to divide by them
 
 @dataclass(eq=False)
 class CpuWaits:
-    """Removes waiting from the steps of a run as they arrive."""
+    """Removes waiting for a CPU from the steps of a run as they arrive."""
 
     # (n, TIMED) the last steps of earlier calls
     _last_seconds: Seconds = field(default_factory=lambda: np.empty((0, len(TIMED))))
@@ -35,10 +35,11 @@ class CpuWaits:
     ) -> Seconds:
         """Return the (n, TIMED) ``seconds`` of the next ``steps`` without the waiting that ``counters`` hold.
 
-        A reading of counters holds what has happened since the reading before it, which may be several steps.
+        A reading of counters holds the waiting since the reading before it, in one step or several.
         """
         parts_s = seconds[:, :-1]
         delays_s = self._delays_s(seconds)
+        # (n, PARTS) without waiting
         left_s = parts_s.copy()
         for reading in counters:
             if reading.step is None:
@@ -46,11 +47,11 @@ class CpuWaits:
             first_step = self._last_reading + 1
             end_step = reading.step + 1
             self._last_reading = reading.step
-            begin, end = np.searchsorted(steps, [first_step, end_step])
-            if reading.cpu_wait_s and begin < end:
-                # Steps of the reading that came with an earlier call share its waiting.
-                share = (end - begin) / (end_step - first_step)
-                rows = slice(begin, end)
+            first_row, end_row = np.searchsorted(steps, [first_step, end_step])
+            if reading.cpu_wait_s and first_row < end_row:
+                # The steps of the reading that came with an earlier call have their share of its waiting.
+                share = (end_row - first_row) / (end_step - first_step)
+                rows = slice(first_row, end_row)
                 left_s[rows] = _without(
                     parts_s[rows], delays_s[rows], share * reading.cpu_wait_s
                 )
@@ -60,7 +61,7 @@ class CpuWaits:
         return np.column_stack([left_s, left_s.sum(axis=1)])
 
     def _delays_s(self, seconds: Seconds) -> Seconds:
-        """Return (n, PARTS) by how much each part is longer than without waiting."""
+        """Return (n, PARTS) by how much each part is longer than it is without waiting in the steps nearby."""
         known_s = np.concatenate([self._last_seconds, seconds])[:, :-1]
         delays_s = np.zeros((len(seconds), known_s.shape[1]))
         for begin in range(0, len(seconds), BLOCK):

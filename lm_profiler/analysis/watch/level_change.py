@@ -132,14 +132,15 @@ class LevelChange:
         return earlier.is_undone_at(self.after_s)
 
     def is_undone_at(self, level_s: Seconds) -> bool:
-        """Return whether ``level_s`` is about the level before this change, by its last entry: the whole step.
+        """Return whether ``level_s`` is about the level before this change, judged by the whole step, its last entry.
 
         A drift is also undone by a level beyond the one before it: a part that grows lengthens the others a little.
         """
+        # from the level before: positive towards the level after this change, negative beyond the level before it
         distance = math.log(level_s[-1] / self.before_s[-1]) * self.direction
-        limit = max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)
-        farthest = self.log_size if self.course == "drift" else limit
-        return -farthest <= distance <= limit
+        tolerance = max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)
+        tolerance_beyond = self.log_size if self.course == "drift" else tolerance
+        return -tolerance_beyond <= distance <= tolerance
 
     def may_belong_to(self, event: LevelChange) -> bool:
         """Return whether this change is in the same part of the step as ``event``, or in several parts."""

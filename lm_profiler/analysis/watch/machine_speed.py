@@ -102,10 +102,11 @@ class MachineSpeed:
         self._waits = CpuWaits()
         self._unfinished = UnfinishedBlock(columns=len(TIMED) + 1)
         self._usual_parts = _UsualParts()
-        # steps in whole blocks that have not been returned; (n, TIMED + 1) their seconds without waiting for a CPU, and
-        # last those of the whole steps with it
+        # the steps in whole blocks that have not been returned
         self._steps: StepNumbers = np.empty(0, np.int64)
-        self._seconds: Seconds = np.empty((0, len(TIMED) + 1))
+        # (n, TIMED) their seconds without waiting for a CPU; (n,) those of the whole steps with it
+        self._seconds: Seconds = np.empty((0, len(TIMED)))
+        self._step_with_waits_s: Seconds = np.empty(0)
         # for each of the last blocks, the logarithm of the factor by which the machine was slower than usual
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
         # the same without waiting for a CPU, for the last blocks only
@@ -153,51 +154,62 @@ class MachineSpeed:
         """
         fewest_blocks = 1 if self._usual_parts.are_known else _FIRST_BLOCKS
         without_waits_s = self._waits.remove(steps, seconds, counters)
-        with_and_without_s = np.column_stack([without_waits_s, seconds[:, -1]])
-        steps, with_and_without_s = self._unfinished.fill(
-            steps, with_and_without_s, fewest_blocks
-        )
+        columns_s = np.column_stack([without_waits_s, seconds[:, -1]])
+        steps, columns_s = self._unfinished.fill(steps, columns_s, fewest_blocks)
         self._steps = np.concatenate([self._steps, steps])
-        self._seconds = np.concatenate([self._seconds, with_and_without_s])
+        self._seconds = np.concatenate([self._seconds, columns_s[:, :-1]])
+        self._step_with_waits_s = np.concatenate(
+            [self._step_with_waits_s, columns_s[:, -1]]
+        )
         return self._remove_from_blocks(run_is_over=False)
 
     def _remove_from_blocks(self, run_is_over: bool) -> tuple[StepNumbers, Seconds]:
-        """Return the steps whose seconds at the usual speed are known, with these seconds, and forget them.
-
-        While the run goes on, steps wait for later ones that show whether the program has changed all parts.
-        """
-        blocks = cut_into_blocks(self._steps, self._seconds[:, :-1])
+        """Return the steps whose seconds at the usual speed are known, with these seconds, and forget them."""
+        blocks = cut_into_blocks(self._steps, self._seconds)
         if blocks and not self._usual_parts.are_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
-            self.usual_step_s = float(np.median(self._seconds[:, -2]))
-        # (PARTS,) of each block: by how much the machine lengthens each part
-        moves = []
-        for index, block in enumerate(blocks):
-            later = blocks[index + 1 : index + 1 + _BLOCKS_AFTER]
-            are_all_known = len(later) == _BLOCKS_AFTER or run_is_over
-            if not are_all_known and self._usual_parts.may_change_with(block):
-                break
-            moves.append(self._usual_parts.moves_in(block, later))
+            self.usual_step_s = float(np.median(self._seconds[:, -1]))
+        moves = self._known_moves(blocks, run_is_over)
 
         count = len(moves) * BLOCK
         steps = self._steps[:count]
-        # (n, TIMED); then (n,) the whole steps with their waiting
-        seconds = self._seconds[:count, :-1]
-        with_waits_s = self._seconds[:count, -1]
+        seconds = self._seconds[:count]
+        step_with_waits_s = self._step_with_waits_s[:count]
         self._steps = self._steps[count:]
         self._seconds = self._seconds[count:]
+        self._step_with_waits_s = self._step_with_waits_s[count:]
         if not moves:
             return steps, seconds
+
         moves_by_step = np.repeat(np.array(moves), BLOCK, axis=0)
-        parts_s = seconds[:, :-1] * np.exp(-moves_by_step)
-        program_s = np.column_stack([parts_s, parts_s.sum(axis=1)])
+        parts_s = seconds[:, :-1]
+        program_parts_s = parts_s * np.exp(-moves_by_step)
+        program_s = np.column_stack([program_parts_s, program_parts_s.sum(axis=1)])
         program_logs = logs_of(cut_into_blocks(steps, program_s))
+        # by what factor the machine was slower than usual: without waiting for a CPU, and with it
         computing_logs = logs_of(blocks[: len(moves)]) - program_logs
         self._computing_logs.extend(computing_logs.tolist())
-        with_waits = np.column_stack([seconds[:, :-1], with_waits_s])
-        slowness_logs = logs_of(cut_into_blocks(steps, with_waits)) - program_logs
+        with_waits_s = np.column_stack([parts_s, step_with_waits_s])
+        slowness_logs = logs_of(cut_into_blocks(steps, with_waits_s)) - program_logs
         self._pass_to_follower(steps, slowness_logs)
         return steps, program_s
+
+    def _known_moves(
+        self, blocks: Sequence[StepBlock], run_is_over: bool
+    ) -> list[NDArray[np.float64]]:
+        """Return for each of ``blocks`` (PARTS,) by how much the machine lengthens the parts, as far as it is known.
+
+        While the run goes on, a block with which the program may have changed all parts waits for the blocks after it,
+        which show whether it has. The blocks that follow it wait, too.
+        """
+        moves = []
+        for index, block in enumerate(blocks):
+            later = blocks[index + 1 : index + 1 + _BLOCKS_AFTER]
+            are_later_known = len(later) == _BLOCKS_AFTER or run_is_over
+            if not are_later_known and self._usual_parts.may_change_with(block):
+                break
+            moves.append(self._usual_parts.moves_in(block, later))
+        return moves
 
     def take_changed(self) -> list[LevelChange]:
         """Return the changes of the speed that are new, or were corrected, since the last call."""
@@ -322,27 +334,40 @@ class _UsualParts:
             logs: (PARTS,) the logarithms of the parts in the next block.
             later: the blocks after it.
         """
-        if len(later) == _BLOCKS_AFTER and self._moves_beyond_others(logs) is not None:
-            all_later_logs = [_logs_of_parts(block) for block in later]
-            moves = self._moves_beyond_others(np.median(all_later_logs, axis=0))
-            lasting_blocks = 0
-            for later_logs in all_later_logs:
-                lasting_blocks += self._moves_beyond_others(later_logs) is not None
-            # otherwise it was a burst
-            if moves is not None and lasting_blocks >= _FEWEST_LASTING:
-                self._logs = self._logs + moves
-                self._last_logs.clear()
-                self._responses.forget_last()
+        moves = self._lasting_moves(logs, later)
+        if moves is not None:
+            self._logs = self._logs + moves
+            self._last_logs.clear()
+            self._responses.forget_last()
         self._last_logs.append(logs)
+
+    def _lasting_moves(
+        self, logs: NDArray[np.float64], later: Sequence[StepBlock]
+    ) -> NDArray[np.float64] | None:
+        """Return (PARTS,) how far the parts have moved for good, if some move far beyond the others with ``logs``.
+
+        None also if the blocks after them, ``later``, are too few, or show that it was only a burst.
+        """
+        if len(later) < _BLOCKS_AFTER or self._moves_beyond_others(logs) is None:
+            return None
+        all_later_logs = [_logs_of_parts(block) for block in later]
+        lasting_blocks = 0
+        for later_logs in all_later_logs:
+            if self._moves_beyond_others(later_logs) is not None:
+                lasting_blocks += 1
+        if lasting_blocks < _FEWEST_LASTING:
+            return None
+        return self._moves_beyond_others(np.median(all_later_logs, axis=0))
 
     def _moves_beyond_others(
         self, logs: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Return (PARTS,) how far the parts, which now have ``logs``, have moved if some moved far beyond the others.
+        """Return (PARTS,) how far the parts have moved from the last blocks to ``logs``; None in most blocks.
 
-        They must have moved in the direction of the others. None if they have not, or if too few blocks are known.
+        Some parts must have moved far beyond the others, in the same direction, and make up most of the change of the
+        step. None also if too few blocks are known.
         """
-        # The last block may hold steps of before and after a change.
+        # The last block may hold steps from before and from after a change.
         logs_before = list(self._last_logs)[:-1]
         if len(logs_before) < _FEWEST_BEFORE:
             return None
@@ -351,7 +376,7 @@ class _UsualParts:
         common_move = self._common_move(moves)
         if abs(common_move) < _CHANGED_DISTANCE:
             return None
-        # The parts must explain most of what the step has changed by: a short part may change by any factor.
+        # compared in seconds, because a short part may change by any factor
         changes_s = np.abs(np.exp(logs) - np.exp(before))
         are_far_beyond = (moves - common_move) * np.sign(common_move) > _FAR_BEYOND
         if changes_s[are_far_beyond].sum() < _SHARE_BEYOND * changes_s.sum():
