@@ -59,7 +59,7 @@ _PRECISION = "trainer.precision"
 _FULL_PRECISIONS = (None, "32-true", "32", 32)
 _MATMUL_PHASES = ("forward", "backward")
 _MANY_TENSORS = 100  # in a batch
-# the share of the possible saving if a costly place gets fewer operators, where torch.compile cannot help
+# the likely share of the possible saving if only fewer operators can help, because torch.compile cannot
 _SHARE_OF_FEWER_OPERATORS = 0.35
 _SMALLER_IN_VALIDATION = 4  # factor by which batches of validation are small
 # the time in which a worker hands over a batch: measured 1.0 to 1.7 ms, for batches of 256 B to 2 MB
@@ -597,8 +597,8 @@ def _plain_validation_text(finding: Finding, settings: Settings) -> str:
     )
     if settings.validates_with_gradients:
         advice = (
-            "If validation needs no gradients, run it under torch.no_grad(): autograd records a graph there now, which "
-            "takes at most half of its time. Validate less often or on fewer batches to save more"
+            "If validation needs no gradients, run it under torch.no_grad(): recording the autograd graph takes at "
+            "most half of its time now. To save more, validate less often or on fewer batches"
         )
     return f"{advice}{_costliest_part(finding)}."
 
@@ -757,13 +757,13 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
 
 
 def _clip_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about clipping, which may be slow or come too early."""
+    """Return the advice about clipping that is slow, or that comes before the last batch."""
     batches = round(finding.facts.get("batches", 0.0))
     if not batches:
         return "Clip gradients with foreach operators, or check whether clipping is necessary."
     return (
-        f"Clip gradients once, right before optimizer.step(): now they are clipped after each of {batches} batches, "
-        "although later ones add to them."
+        f"Clip gradients once per step, right before optimizer.step(): they are now clipped after each of {batches} "
+        "batches, although later batches still add to them."
     )
 
 
@@ -1073,9 +1073,10 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "ignored_at_last",
         _on_operators(
-            "In the last of the equal layers that run {code}, compute only the positions that are used afterwards: the "
-            "gradient is zero at {share} of them there, but not in the layers before. Attention still needs the keys "
-            "and values of all positions; select those that count before its queries, the norms and the MLP."
+            "In the last of the layers that run {code}, compute only the positions that are used afterwards: in that "
+            "layer the gradient is zero at {share} of all positions, but not in the layers before it. Attention still "
+            "needs the keys and values of all positions, so select the used positions only for its queries, and for "
+            "the norms and the MLP after it."
         ),
         likely_share=0.9,
     ),
@@ -1090,19 +1091,19 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "packed_equal",
         _on_operators(
-            "Pass the padded tensor to the layer at {code}, not a PackedSequence: all sequences of the recorded batch "
-            "are equally long, and the layer takes a slice of a PackedSequence for each of their elements, whose "
-            "gradient is as large as the whole."
+            "Pass a tensor instead of a PackedSequence to the recurrent layer at {code}: all sequences of the recorded "
+            "batch are equally long. The layer takes one slice of a PackedSequence per time step, and the gradient of "
+            "each slice is as large as the whole tensor."
         ),
         likely_share=0.9,
     ),
     Remedy(
         "packed",
         _on_operators(
-            "Pass a padded tensor to the layer at {code}, not a PackedSequence: for each element of the sequences the "
-            "layer takes a slice of that, whose gradient is as large as the whole. A layer of one direction computes "
-            "the same for the elements before the padding; take the last output of a sequence by its length. For a "
-            "bidirectional layer, make batches of equally long sequences."
+            "Pass a padded tensor instead of a PackedSequence to the recurrent layer at {code}: the layer takes one "
+            "slice of a PackedSequence per time step, and the gradient of each slice is as large as the whole tensor. "
+            "The outputs of a unidirectional layer before the padding stay the same; take the last output of each "
+            "sequence by its length. For a bidirectional layer, make batches of equally long sequences."
         ),
         likely_share=0.7,
     ),
@@ -1184,10 +1185,10 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "sparse_layout",
         _on_operators(
-            "Convert the sparse matrix of {code} from COO to CSR once, before training, if it is the same in each "
-            "step: matrix.to_sparse_csr(). For the gradient, multiply in a torch.autograd.Function whose backward "
-            "multiplies by matrix.t().to_sparse_csr(), converted once too: autograd would use a slower layout. On this "
-            "CPU, products in CSR are faster."
+            "Convert the sparse matrix in {code} from COO to CSR once, before training, if it is the same in each "
+            "step (matrix.to_sparse_csr()): products in CSR are faster on this CPU. For a fast backward pass, too, "
+            "write a torch.autograd.Function whose backward multiplies by matrix.t().to_sparse_csr(), which is also "
+            "converted once: autograd itself uses a slower layout."
         ),
         likely_share=0.9,
     ),

@@ -343,7 +343,7 @@ def _steadiness_text(steadiness: Steadiness) -> str:
         text += f" over {count_text(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
     explained_share = steadiness.explained_by_sizes
     if explained_share is not None and steadiness.word != "steady":
-        text += f": the step time follows the batch size ({explained_share:.0%} of its variation)"
+        text += f": the step time follows the batch size (which explains {explained_share:.0%} of its variation)"
     if steadiness.word != "noisy":
         return text
     share = steadiness.known_to
