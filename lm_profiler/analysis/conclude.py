@@ -379,7 +379,10 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 
 
 def _steadiness(run: RunSteps) -> Steadiness:
-    """Return the course of the steps. If all odd phases of a pattern have a shorter batch, the pattern is marked."""
+    """Return the course of the steps, and what of it the sizes of the batches explain.
+
+    That is a share of the variation, and a pattern whose slow steps all have a shorter batch.
+    """
     parts_s = {}
     for part in PARTS:
         parts_s[part] = np.array([row.time(part) for row in run.steps])

@@ -140,6 +140,26 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
     waterfall = costs.record.waterfall
     if costs.settings.compiled is not False or waterfall is None or costs.contended:
         return
+    fusable_s = _fusable_s(costs, waterfall)
+    explained_s = 0.0  # by other findings
+    for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
+        if finding.phase in MODEL_PHASES:
+            explained_s += finding.saves_s
+    explained_s += all_needless_s(costs)
+    share = 1.0 if costs.on_device else _SAVED_BY_COMPILING_ON_CPU
+    yield costs.finding(
+        "compile",
+        share * max(fusable_s - explained_s, 0.0),
+        may=True,
+        **_costliest_operator(costs),
+    )
+
+
+def _fusable_s(costs: StepCosts, waterfall: Waterfall) -> float:
+    """Return the seconds of gaps and memory traffic, without those of operators that torch.compile cannot help.
+
+    May be negative: the waterfall may count less of the time of such operators than is subtracted.
+    """
     fusable_s = 0.0
     for term in waterfall.terms:
         if term.name not in ("gaps", *_FUSABLE_TERMS):
@@ -148,23 +168,11 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
             fusable_s += sum(term.phases.get(phase, 0.0) for phase in MODEL_PHASES)
         else:
             fusable_s += term.seconds
-    explained_s = 0.0  # by other findings
-    for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
-        if finding.phase in MODEL_PHASES:
-            explained_s += finding.saves_s
-    explained_s += all_needless_s(costs)
-    # All time of these operators may be fusable time by the waterfall, but is not.
     for phase, uncompiled_share in costs.record.uncompiled_shares.items():
         fusable_s -= uncompiled_share * costs.mean_s(phase)
     if not costs.on_device:
         fusable_s -= _slow_in_compiled_code_s(waterfall)
-    share = 1.0 if costs.on_device else _SAVED_BY_COMPILING_ON_CPU
-    yield costs.finding(
-        "compile",
-        share * max(fusable_s - explained_s, 0.0),
-        may=True,
-        **_costliest_operator(costs),
-    )
+    return fusable_s
 
 
 def _slow_in_compiled_code_s(waterfall: Waterfall) -> float:

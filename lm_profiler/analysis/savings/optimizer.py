@@ -99,12 +99,11 @@ def _fixed_s(costs: StepCosts) -> float:
 
 
 def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
-    """Find an optimizer whose step could be fused into few kernels, and slow clipping of gradients.
+    """Find an optimizer whose step could be fused into few kernels, and needless or slow clipping of gradients.
 
     An optimizer is reported if it could be fused and is not, or if it updates weight by weight on a device. The finding
-    is certain (``may`` is False) if the user requested that with ``foreach=False``, or if the fused version is known to
-    be faster. Clipping is reported if it is
-    needless, or if it takes twice the share of the step that other findings need.
+    is certain (``may`` is False) if the user requested updates weight by weight with ``foreach=False``, or if the fused
+    version is known to be faster.
     """
     by_weight = costs.settings.weight_by_weight
     could_be_fused = costs.settings.fused_optimizer is False
@@ -114,23 +113,24 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
         saves_s = _saved_by_fusing(costs)
         yield costs.finding("optimizer", saves_s, may=not is_certain, phase="optimizer")
     yield from _needless_groups(costs)
-    yield from _needless_clipping(costs)
+    yield from _costly_clipping(costs)
 
 
-def _needless_clipping(costs: StepCosts) -> Iterator[Finding]:
-    """Find gradients that are clipped after each of several batches, or else slow clipping.
+def _costly_clipping(costs: StepCosts) -> Iterator[Finding]:
+    """Find gradients that are clipped after each of several batches; if there are none, find slow clipping.
 
-    In the first case the gradients are complete only after the last batch, so the clipping before that is needless.
+    Gradients are complete only after the last batch, so the clipping before that is needless. Clipping is slow if it
+    takes twice the share of the step that other findings need.
     """
     settings = costs.settings
     clip_s = costs.regular_s("clip")
     if settings.early_clips > 0:
-        needed = max(settings.clipped_batches - settings.early_clips, 1)
+        needed_clips = max(settings.clipped_batches - settings.early_clips, 1)
         yield costs.finding(
             "clip",
             _early_clip_s(costs),
             phase="clip",
-            facts={"batches": settings.clipped_batches / needed},
+            facts={"batches": settings.clipped_batches / needed_clips},
         )
         return
     clips_slowly = clip_s >= 2 * WORTH * costs.whole_s

@@ -45,9 +45,12 @@ def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
 
 
 def _caller_of(activity: OutsideSteps) -> str | None:
-    """Return the line of the loop that calls ``activity``; None if it is unknown, or the activity's line itself."""
-    own_place = f"{PurePath(activity.file or '').name}:{activity.line}"
-    return None if activity.caller == own_place else activity.caller
+    """Return the line of the loop that calls ``activity``, such as ``train.py:12``.
+
+    None if it is unknown, or if it is the line itself in which most of the activity's time is spent.
+    """
+    costliest_line = f"{PurePath(activity.file or '').name}:{activity.line}"
+    return None if activity.caller == costliest_line else activity.caller
 
 
 def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:

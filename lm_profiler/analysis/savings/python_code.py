@@ -34,10 +34,10 @@ def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _runs_in_longer_steps_only(costs: StepCosts, rows: Sequence[PythonTime]) -> bool:
-    """Return whether a function makes every n-th step longer: then the finding about the pattern names its line.
+    """Return whether a function makes every n-th step longer, so that the finding about the pattern reports it.
 
-    It is such a function if it took longer, in the step in which Python was recorded, than its whole phase takes in the
-    steps between. Its mean time per step is unknown, but that of the pattern is measured.
+    It does if it took longer in the step in which Python was recorded than its whole phase takes in the shorter steps.
+    Its mean time per step is unknown then, but that of the pattern is measured.
     """
     phase = rows[0].phase
     steady = costs.record.steadiness
@@ -45,6 +45,7 @@ def _runs_in_longer_steps_only(costs: StepCosts, rows: Sequence[PythonTime]) -> 
         return False
     if steady.pattern.part != phase or steady.pattern_s <= 0.0:
         return False
+    # in the shorter steps: ``pattern_s`` is what the longer ones add to the mean
     usual_s = costs.mean_s(phase) - steady.pattern_s
     recorded_s = sum(_outside_torch_s(row) for row in rows)
     return recorded_s > _LONGER_THAN_USUAL * usual_s

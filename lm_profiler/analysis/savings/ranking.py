@@ -114,7 +114,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
 
 
 def _is_worth_reporting(finding: Finding) -> bool:
-    """Return whether a finding saves enough. If its remedy is one word, and certain to help, less is enough."""
+    """Return whether a finding saves enough; less is enough if a switch, such as ``fused=True``, is certain to help."""
     least_share = WORTH
     if finding.name in _SWITCHES and not finding.may:
         least_share = _WORTH_OF_SWITCH

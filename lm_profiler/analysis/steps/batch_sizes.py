@@ -27,8 +27,8 @@ def share_explained_by_sizes(
 ) -> float | None:
     """Return the share of the variation of the step times that the size of the batches explains.
 
-    None if they do not explain half of it. The same must go for the changes from each step to the next: two series that
-    both rise are related, even if neither depends on the other.
+    None if they explain less than half of it, or less than half of the changes from each step to the next: two series
+    that both rise look related, even if neither depends on the other.
 
     Args:
         model: the model of the step times; odd steps do not count.
