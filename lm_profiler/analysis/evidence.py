@@ -97,8 +97,8 @@ class Evidence:
     stages_s: float | None = None
     # share of the measured phases at whose beginning the device had already finished its work
     device_idle: float | None = None
-    # after how many batches of the measured steps gradients are clipped, and after how many of them it is too early:
-    # later batches still add to the gradients
+    # the number of batches in the measured steps after which gradients are clipped, and of those after which this is
+    # too early, because later batches still add to the gradients
     clipped_batches: int = 0
     early_clips: int = 0
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)

@@ -216,9 +216,10 @@ NeedlessReason = Literal[
     "ignored_at_last",  # the same, in the last of equal layers
     "broadcast",  # small tensors are broadcast to a large one
     "growing",  # a loop copies all that it has joined so far, to add a piece
-    "packed_equal",  # the same by a recurrent layer that gets packed sequences of one length
-    "packed",  # the same with packed sequences of different lengths
-    "sliced",  # a loop takes slices, each of which gets a gradient as large as the whole tensor
+    # slices, each of which gets a gradient as large as the whole tensor:
+    "packed_equal",  # a recurrent layer takes them of packed sequences of one length
+    "packed",  # the same of packed sequences of different lengths
+    "sliced",  # a loop of the program takes them
     "order",  # a product of three matrices whose other order takes fewer multiplications
     "unused_rows",  # all rows of a table get a gradient, although few were looked up
     "small_parameters",  # many small parameters are stacked in each step

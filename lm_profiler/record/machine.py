@@ -65,8 +65,8 @@ class Settings(Part):
     # the parameter groups of all optimizers, and how many different sets of options they have (None: unknown)
     parameter_groups: int | None = None
     different_groups: int | None = None
-    # after how many batches of the measured steps gradients are clipped, and after how many of them it is too early:
-    # later batches still add to the gradients
+    # the number of batches in the measured steps after which gradients are clipped, and of those after which this is
+    # too early, because later batches still add to the gradients
     clipped_batches: int = 0
     early_clips: int = 0
     checkpointing: bool | None = None

@@ -75,7 +75,7 @@ class LinearMap(NamedTuple):
     padding: tuple[int, ...]
 
 
-# whether the sequences of a PackedSequence have one length
+# the lengths of the sequences of a PackedSequence, compared with one another
 PackedLengths = Literal["equal", "different"]
 
 
@@ -128,7 +128,7 @@ class OperatorCall:
     is_of_cell: bool = False
     # whether a recurrent layer of torch called it, such as ``nn.GRU``
     is_of_recurrent_layer: bool = False
-    # the lengths of the sequences, if that layer gets a PackedSequence
+    # if that layer gets a PackedSequence: whether its sequences are equally long
     packed_lengths: PackedLengths | None = None
     # whether the cell's layer for whole sequences, such as ``nn.LSTM``, has a fused kernel
     has_sequence_kernel: bool = False

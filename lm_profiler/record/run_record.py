@@ -650,7 +650,7 @@ class OutsideSteps(Part):
     seconds: float = figure(
         "time",
         "ms",
-        "total time of the activity, in later stages estimated from the warm-up and measured steps",
+        "total time of the activity; its time in later stages is estimated from the warm-up and measured steps",
     )
     times: int = figure("times", "count", "how often the activity took place")
     per_step_s: float = figure(

@@ -250,14 +250,15 @@ def _saved_by_channels_last(step: StepCalls) -> dict[int, float]:
 
 
 def _saved_by_csr(step: StepCalls) -> dict[int, float]:
-    """Return the products with a sparse matrix in COO, with the share of their time that CSR saves.
+    """Return the products with a constant sparse matrix in COO, with the share of their time that CSR saves.
 
-    The step may compute the matrix, or its gradient: then it is no constant that is converted once. This is known of
-    the products of forward; those of their backward passes multiply by the transposed matrix.
+    Only a constant matrix can be converted once. If the step computes the matrix, or its gradient, the product of
+    forward has no ``csr_share``. A product of its backward pass may have one, but then it does not count either.
     """
     shares = {}
     for number, share in _saved_by(step, attrgetter("csr_share")).items():
         forward = step.calls[number].forward
+        # Only a call of a backward pass has a forward call.
         if forward is None or step.calls[forward].csr_share is not None:
             shares[number] = share
     return shares

@@ -8,9 +8,9 @@ from lm_profiler.record.operator_calls import OperatorCall, PackedLengths, StepC
 
 
 def packed_lengths_of(step: StepCalls, number: int) -> PackedLengths | None:
-    """Return how the lengths of the packed sequences differ that a call works on; None for all other calls.
+    """Return the ``packed_lengths`` of a call, or those of the forward call to whose backward pass it belongs.
 
-    A call of a backward pass works on those of its forward call.
+    None if it does not work on packed sequences.
     """
     call: OperatorCall = step.calls[number]
     if call.packed_lengths is None and call.forward is not None:
@@ -21,23 +21,23 @@ def packed_lengths_of(step: StepCalls, number: int) -> PackedLengths | None:
 def calls_on_packed_sequences(
     step: StepCalls, slices: Mapping[int, float], lengths: PackedLengths
 ) -> dict[int, float]:
-    """Return the calls for the gradients of ``slices`` that recurrent layers take of sequences of such ``lengths``.
+    """Return those of ``slices`` that work on packed sequences with ``lengths``, because a recurrent layer takes them.
 
-    ``slices`` are all calls that compute such gradients, or add them up, with the needless share of each.
+    ``slices`` are the calls that compute the gradients of slices, or add these up, with the needless share of each.
     """
-    shares: dict[int, float] = {}
-    for number, share in slices.items():
-        if packed_lengths_of(step, number) == lengths:
-            shares[number] = share
-    return shares
+    return {
+        number: share
+        for number, share in slices.items()
+        if packed_lengths_of(step, number) == lengths
+    }
 
 
 def without_packed_sequences(
-    step: StepCalls, numbers: Mapping[int, float]
+    step: StepCalls, slices: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return ``numbers`` without calls of layers that get packed sequences: no loop of the program makes them."""
+    """Return those of ``slices`` that do not work on packed sequences, so that a loop of the program takes them."""
     return {
         number: share
-        for number, share in numbers.items()
+        for number, share in slices.items()
         if packed_lengths_of(step, number) is None
     }

@@ -97,7 +97,7 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
     Examples are ignored labels, padding, and unused outputs. The calls are products with a weight, and operators of
     about the same size that use their results.
 
-    Lines that also compute such products whose positions are needed are left out: see ``calls_of_last_layers``.
+    A line that also computes products whose positions are needed is left out: see ``calls_of_last_layers``.
 
     Returns:
         by the number of the call, the share of its positions whose gradient is zero.
@@ -106,11 +106,11 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
 
 
 def calls_of_last_layers(step: StepCalls) -> dict[int, float]:
-    """Return calls at positions whose gradient is zero, in some of the equal layers that run the same lines.
+    """Return calls that compute many positions whose gradient is zero, in lines that other layers run for needed ones.
 
-    An example is a classifier that uses one token of the output: only in its last block the other tokens are not used.
-    Layers of the same line whose positions are needed must have other weights: a loop that applies one layer again and
-    again, as over the elements of sequences, has no last layer.
+    An example is the last block of a classifier that uses one token of the output: the blocks before it run the same
+    lines, and need all tokens. These other layers must have other weights: if a loop applies one layer again and again,
+    for example to the elements of sequences, no layer is the last one.
 
     Returns:
         by the number of the call, the share of its positions whose gradient is zero.
@@ -121,28 +121,31 @@ def calls_of_last_layers(step: StepCalls) -> dict[int, float]:
 class _IgnoredPositions(NamedTuple):
     """Products whose gradient is zero at many positions: by their numbers, the share of these positions."""
 
-    everywhere: dict[int, float]  # in all calls of their line
-    in_last_layers: dict[int, float]
+    everywhere: dict[int, float]  # no product of the same line and sizes is needed
+    in_last_layers: dict[int, float]  # there are needed ones, with other weights
 
 
 def _products_at_ignored_positions(step: StepCalls) -> _IgnoredPositions:
+    """Return the products of forward and weights whose result gets a gradient of zero at many positions."""
     zero_shares = _zero_shares_of_products(step)
-    # the storages of the weights with which a line computes positions that are needed
-    needed_weights: defaultdict[_Layer, set[int]] = defaultdict(set)
-    for number, zero_share in zero_shares.items():
+    # by line and sizes: the storages of the weights of those products whose positions are needed
+    needed_weights: defaultdict[_LineAndSizes, set[int]] = defaultdict(set)
+    for product, zero_share in zero_shares.items():
         if zero_share < _MANY_ZERO_POSITIONS:
-            weights = step.trained.intersection(step.calls[number].reads)
-            needed_weights[_layer_of(step, number)].update(weights)
+            weights = step.trained.intersection(step.calls[product].reads)
+            needed_weights[_line_and_sizes(step, product)].update(weights)
     ignored = _IgnoredPositions({}, {})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
         if not has_ignored_positions:
             continue
-        layer = _layer_of(step, product)
-        if layer not in needed_weights:
+        place = _line_and_sizes(step, product)
+        if place not in needed_weights:
             ignored.everywhere[product] = zero_share
-        elif needed_weights[layer].isdisjoint(step.calls[product].reads):
+            continue
+        has_other_weight = needed_weights[place].isdisjoint(step.calls[product].reads)
+        if has_other_weight:
             ignored.in_last_layers[product] = zero_share
     return ignored
 
@@ -160,11 +163,11 @@ def _calls_of_products(
 
 
 # the innermost line of a product, and its sizes: rows, columns, and columns of the result
-_Layer = tuple[CodeLine | None, int, int, int]
+_LineAndSizes = tuple[CodeLine | None, int, int, int]
 
 
-def _layer_of(step: StepCalls, number: int) -> _Layer:
-    """Return what the product ``number`` has in common with those of equal layers that run the same line."""
+def _line_and_sizes(step: StepCalls, number: int) -> _LineAndSizes:
+    """Return what the product ``number`` has in common with those of other layers, such as the blocks of a model."""
     product = step.calls[number].product
     assert product is not None
     lines = step.lines_of(number)

@@ -8,11 +8,11 @@ _FORWARD, _BACKWARD = "forward", "backward"
 
 
 def uncompiled_shares(step: StepCalls) -> dict[str, float]:
-    """Return the share of the operators of forward and of backward, by their time, that torch.compile does not fuse.
+    """Return the shares of the operators of forward and of backward, by their time, that torch.compile does not fuse.
 
-    Those are the operators of torch's recurrent layers, such as ``nn.GRU``, with their backward passes. All of them, if
-    backward differentiates gradients that forward has computed (``create_graph=True``), as for forces of molecules:
-    torch.compile does not support that.
+    These are the operators of torch's recurrent layers, such as ``nn.GRU``, and of their backward passes. They are all
+    operators if backward differentiates gradients that forward has computed (``create_graph=True``), as for forces of
+    molecules: torch.compile does not support that. A phase without such operators is missing.
     """
     if _differentiates_gradients(step):
         return {_FORWARD: 1.0, _BACKWARD: 1.0}
@@ -31,11 +31,12 @@ def uncompiled_shares(step: StepCalls) -> dict[str, float]:
 
 
 def _differentiates_gradients(step: StepCalls) -> bool:
-    """Return whether a call of backward belongs to a call of a backward pass that forward runs."""
+    """Return whether backward differentiates gradients that forward has computed by a backward pass of its own."""
     for call in step.calls:
         if call.phase != _BACKWARD or call.forward is None:
             continue
         differentiated = step.calls[call.forward]
-        if differentiated.phase == _FORWARD and differentiated.forward is not None:
+        computes_gradient = differentiated.forward is not None
+        if differentiated.phase == _FORWARD and computes_gradient:
             return True
     return False

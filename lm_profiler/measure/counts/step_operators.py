@@ -403,13 +403,14 @@ class StepOperators:
     def _note_sparse_results(
         self, arguments: Sequence[Any], results: Sequence[Any]
     ) -> None:
-        """Note the sparse results of a call whose values the step computes.
+        """Note the sparse matrices that a call returns, if the step computes their values.
 
-        Those made of other sparse tensors alone, such as by transposing, are the same in each step if these are.
+        A matrix that is made of other sparse matrices alone, for example by transposing one, is the same in each step
+        if these are.
         """
         sources = sparse_matrices(arguments)
-        computes_values = bool(dense_tensors(arguments)) or not sources
-        if computes_values or self._is_any_computed(sources):
+        has_only_sparse_sources = bool(sources) and not dense_tensors(arguments)
+        if not has_only_sparse_sources or self._is_any_computed(sources):
             for matrix in sparse_matrices(results):
                 self._computed_matrices[id(matrix)] = ref(matrix)
 
@@ -763,14 +764,17 @@ def _outer_function(frame: FrameType) -> FrameType:
 
 
 class _Recurrent(NamedTuple):
-    """A recurrent cell or layer of torch whose forward pass runs, and the frame of that."""
+    """A recurrent cell or layer of torch whose forward pass runs, and the frame of its ``forward``."""
 
     module: nn.Module
     frame: FrameType
 
 
 def _running_recurrent() -> _Recurrent | None:
-    """Return the recurrent cell or layer whose forward pass runs, called by the program itself; None if none runs."""
+    """Return torch's recurrent cell or layer whose ``forward`` makes the present call of an operator.
+
+    None if other code makes it, including code of the program that runs within such a ``forward``.
+    """
     for frame, _ in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_filename == _FILE_OF_CELLS and code.co_name == "forward":
@@ -798,7 +802,7 @@ def _is_layer(recurrent: _Recurrent | None) -> bool:
 
 
 def _packed_lengths(recurrent: _Recurrent | None) -> PackedLengths | None:
-    """Return how the lengths differ of the packed sequences that a layer gets; None if it gets none."""
+    """Return whether the packed sequences that a layer gets are equally long; None if it gets no packed sequences."""
     if recurrent is None:
         return None
     # the number of sequences that have a first element, a second one, and so on
