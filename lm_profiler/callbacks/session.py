@@ -550,8 +550,8 @@ class Session:
         """Return what took time outside of the steps of all stages.
 
         Args:
-            lines: by what an activity is, the line in which it spends most of its time; None if it is unknown.
-            callers: the same with the line of the loop that calls it.
+            lines: by the name of an activity, the line in which it spends most of its time; None if it is unknown.
+            callers: by the same name, the line of the loop that calls the activity; None if it is unknown.
         """
         timeline = self.timeline
         events = spans_outside_steps(

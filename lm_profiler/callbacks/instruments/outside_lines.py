@@ -137,7 +137,7 @@ class _EpochBoundary:
 
 
 def _stack_of(frame: FrameType) -> _Stack:
-    """Return the lines of the program around ``frame``, without the code of modules.
+    """Return the lines of the program on the stack whose innermost frame is ``frame``, without those inside of modules.
 
     If a validation takes long, its caller can call it less often. The line within the model shows nothing. Nor does the
     line of the loop over a loader, which makes its iterator and starts its workers: then the result is empty.
@@ -147,7 +147,7 @@ def _stack_of(frame: FrameType) -> _Stack:
     lines: list[CodeLine] = []
     for line in user_lines(frame, callees_left_out=nn.Module.__call__.__code__):
         code_line = CodeLine(*line)
-        # a program may also call ``model.forward``
+        # The lines inside of ``model(batch)`` are left out already, but a program may also call ``model.forward``.
         is_of_model = code_line.function.endswith(_FORWARD_METHOD)
         if is_of_model and lines:
             break
@@ -188,22 +188,24 @@ def costliest_line(stacks: Mapping[_Stack, int]) -> CodeLine | None:
 def calling_line(
     stacks: Mapping[_Stack, int], functions_of_loop: Collection[_Function]
 ) -> CodeLine | None:
-    """Return the line with the most samples in the innermost function that training steps also run in.
+    """Return the line of the training loop that calls the activity during which ``stacks`` were sampled.
 
-    It calls the activity during which ``stacks`` were sampled, or what calls that. ``functions_of_loop`` are the
-    functions on the stack of a training step. Returns None if the function runs most of the activity itself, or if
-    there are too few samples.
+    Of the innermost function of the loop on each stack, it is the line with the most samples. None if that function
+    runs most of the activity itself, or if there are too few samples.
+
+    Args:
+        stacks: the number of samples of each stack.
+        functions_of_loop: the functions of the program that are on the stack between two steps.
     """
     samples_by_line: Counter[CodeLine] = Counter()
     samples = sum(stacks.values())
     for stack, count in stacks.items():
-        common_lines = []
+        line_of_loop = None  # the innermost one
         for line in stack:
             if (line.file, line.function) in functions_of_loop:
-                common_lines.append(line)
-        calls_function = bool(common_lines) and common_lines[-1] != stack[-1]
-        if calls_function:
-            samples_by_line[common_lines[-1]] += count
+                line_of_loop = line
+        if line_of_loop is not None and line_of_loop != stack[-1]:
+            samples_by_line[line_of_loop] += count
     if samples < _FEWEST_SAMPLES or samples_by_line.total() < _LARGE_SHARE * samples:
         return None
     return samples_by_line.most_common(1)[0][0]

@@ -136,12 +136,12 @@ class HookMarks:
         self._hooked_modules: list[nn.Module] = []  # the innermost modules with hooks
         self._levels_left = _MOST_LEVELS
         self._searches_left = _MOST_SEARCHES
-        # the modules whose methods are marked, because the program does not call them
+        # modules whose methods and children are marked, because the program does not call them as ``module(batch)``
         self._uncalled_modules: list[nn.Module] = []
         self._marked_methods: set[ModelMethod] = set()
         self._method_searches_left = 0
-        # since the last backward pass: for each marked call, the methods of these modules in which it ran, the
-        # innermost first
+        # for each marked call since the last backward pass: the methods of these modules on its stack, the innermost
+        # first
         self._methods_of_calls: list[list[ModelMethod]] = []
         self._is_active = False
 
@@ -269,7 +269,8 @@ class HookMarks:
     def _hook_children(self) -> None:
         """Mark the calls of the modules' children, because the program calls these and not the whole module.
 
-        Mark ``forward``, too, which the program may call directly. Other methods are found when they run.
+        Mark ``forward``, too, which the program may call directly. Other methods are found when they run: see
+        ``_mark_methods_of_calls``.
         """
         self._levels_left -= 1
         parts: list[nn.Module] = []
@@ -285,12 +286,14 @@ class HookMarks:
         self._method_searches_left = _METHOD_SEARCHES
 
     def _mark_method(self, method: ModelMethod) -> None:
-        """Mark the calls of ``method`` of the modules that the program does not call, like those of a module."""
+        """Mark ``method`` of the modules that the program does not call: its calls count as calls of the module."""
         if method not in self._marked_methods:
             self._marked_methods.add(method)
             self._replaced.replace(method.kind, method.name, self._marked_method)
 
     def _marked_method(self, method: Function) -> Function:
+        """Return ``method`` with marks at its calls on the modules that the program does not call."""
+
         def marked_method(module: Any, *args: Any, **kwargs: Any) -> Any:
             is_uncalled = any(module is uncalled for uncalled in self._uncalled_modules)
             if _is_compiling() or not is_uncalled:
@@ -307,20 +310,21 @@ class HookMarks:
         return marked_method
 
     def _mark_methods_of_calls(self) -> None:
-        """Mark the outermost method of the model that led to each call of its parts, but not to this backward pass.
+        """Mark the methods by which the program ran the forward passes since the last backward pass.
 
-        A method that runs backward, such as that of a whole training step or epoch, is no forward pass.
+        For each marked call, this is the outermost method of the model on its stack that is no longer running: a method
+        that also runs this backward pass, such as that of a whole training step or epoch, is no forward pass.
         """
-        calls = self._methods_of_calls
+        methods_of_calls = self._methods_of_calls
         self._methods_of_calls = []
         self._method_searches_left -= 1
         around_backward = running_methods(self._uncalled_modules)
-        for methods in calls:
-            inner_methods = [
+        for methods in methods_of_calls:
+            forward_methods = [
                 method for method in methods if method not in around_backward
             ]
-            if inner_methods:
-                self._mark_method(inner_methods[-1])
+            if forward_methods:
+                self._mark_method(forward_methods[-1])
 
     # -- steps
 

@@ -38,7 +38,7 @@ def running_methods(modules: Sequence[nn.Module]) -> list[ModelMethod]:
 
 
 def _method_of(frame: FrameType, modules: Sequence[nn.Module]) -> ModelMethod | None:
-    """Return the method that ``frame`` runs if it is one of ``modules``; None for other functions."""
+    """Return the method that ``frame`` runs, if it is a method of one of ``modules``; None for other functions."""
     code = frame.f_code
     if code.co_argcount == 0:
         return None

@@ -73,27 +73,28 @@ class StepMarks:
 class ClippedBatches:
     """Counts the batches after which gradients are clipped, from the marks of one step after another.
 
-    Gradients of several losses of the same batch may each be clipped on their own, and so may gradients that are
-    cleared afterwards, as for differential privacy.
+    Clipping is early if the backward pass of a later batch adds to the gradients before an optimizer uses them. It is
+    not early if gradients of several losses of one batch are each clipped on their own, nor if gradients are cleared
+    afterwards, as for differential privacy.
     """
 
     count: int = 0
-    # those whose gradients the backward pass of a later batch adds to, before an optimizer uses them
-    early: int = 0
+    early: int = 0  # those after which clipping is early
+    # whether there are clipped gradients that have been neither used nor cleared
     _is_clipped: bool = False
     _has_next_batch: bool = False  # since the gradients were clipped
 
     def add(self, codes: Sequence[int]) -> None:
-        """Add a step; ``codes`` are the parts that begin in it."""
+        """Add the next step; ``codes`` are the parts that begin in it, one after another."""
         # In a loop without a loader, only calls of the model show where a batch begins.
-        begins_batch = DATA if DATA in codes else FORWARD
+        first_part_of_batch = DATA if DATA in codes else FORWARD
         for code in codes:
             if code == CLIP:
                 if not self._is_clipped:
                     self.count += 1
                 self._is_clipped = True
                 self._has_next_batch = False
-            elif code == begins_batch:
+            elif code == first_part_of_batch:
                 self._has_next_batch = True
             elif code in (OPTIMIZER, ZERO_GRAD):
                 self._is_clipped = False
