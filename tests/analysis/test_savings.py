@@ -79,6 +79,12 @@ def needless(reason: NeedlessReason) -> dict[str, Any]:
     return {"needless_operators": [operators]}
 
 
+def gaps_of_ms(times_ms: dict[str, float]) -> OtherByOwner:
+    """The gaps between the phases of a loop, and how many milliseconds of a step each takes."""
+    gaps = [OwnedTime(owner="", action=gap, seconds=ms * 1e-3, calls=1.0, in_steps=3) for gap, ms in times_ms.items()]
+    return OtherByOwner(steps=3, seconds=sum(times_ms.values()) * 1e-3, actions=gaps)
+
+
 def names_of(record: RunRecord) -> list[str]:
     return [finding.name for finding in findings_of(record)]
 
@@ -323,8 +329,7 @@ def test_a_gap_that_one_of_three_steps_had_is_not_that_of_every_step(
     ],
 )
 def test_the_advice_about_a_forward_pass_in_a_gap_depends_on_the_module(forward: Any, text: str | None) -> None:
-    gap = OwnedTime(owner="", action="between zero_grad and forward", seconds=0.03, calls=1.0, in_steps=3)
-    gaps = OtherByOwner(steps=3, seconds=0.03, actions=[gap])
+    gaps = gaps_of_ms({"between zero_grad and forward": 30.0})
     call = python_line(28.0, what="torch", phase="other").model_copy(update={"forward": forward})
     record = record_with({"other": 30.0}, other_by_owner=gaps, python_times=[call], loop="own")
     owners = [remedy_of(finding, record) for finding in findings_of(record) if finding.name == "owner"]
@@ -334,13 +339,9 @@ def test_the_advice_about_a_forward_pass_in_a_gap_depends_on_the_module(forward:
 
 def test_each_gap_of_a_loop_is_a_finding_of_its_own() -> None:
     """Of 50 ms of other, 30 are between forward and backward and 20 after zero_grad; a line of Python takes 28."""
-    gaps = [
-        OwnedTime(owner="", action="between forward and backward", seconds=0.03, calls=1.0, in_steps=3),
-        OwnedTime(owner="", action="after zero_grad", seconds=0.02, calls=1.0, in_steps=3),
-    ]
     record = record_with(
         {"other": 50.0},
-        other_by_owner=OtherByOwner(steps=3, seconds=0.05, actions=gaps),
+        other_by_owner=gaps_of_ms({"between forward and backward": 30.0, "after zero_grad": 20.0}),
         python_times=[python_line(28.0, phase="other")],
         loop="own",
     )
@@ -681,8 +682,7 @@ def loop_call(line: int, ms: float, function: str = "", exchange_ms: float = 0.0
     ],
 )
 def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall], text: str, saves_ms: float) -> None:
-    gap = OwnedTime(owner="", action="after optimizer.step()", seconds=0.030, calls=1.0, in_steps=3)
-    gaps = OtherByOwner(steps=3, seconds=0.03, actions=[gap])
+    gaps = gaps_of_ms({"after optimizer.step()": 30.0})
     record = record_with({"other": 30.0}, other_by_owner=gaps, outer_calls=calls, loop="own")
     found = found_in(record, "owner")
     assert remedy_of(found, record).startswith(text)
@@ -719,10 +719,8 @@ def test_a_function_of_a_gap_saves_its_own_time() -> None:
         OuterCall(outer_function="Memory.push", file="a.py", line=24, seconds=0.020),
         OuterCall(outer_function="learn", file="a.py", line=77, seconds=0.006),
     ]
-    gap = OwnedTime(owner="", action="after optimizer", seconds=0.030, calls=1.0, in_steps=3)
-    record = record_with(
-        {"other": 30.0}, other_by_owner=OtherByOwner(steps=3, seconds=0.03, actions=[gap]), outer_calls=calls
-    )
+    gaps = gaps_of_ms({"after optimizer": 30.0})
+    record = record_with({"other": 30.0}, other_by_owner=gaps, outer_calls=calls)
     found = found_in(record, "owner")
     assert (found.what, found.line) == ("Memory.push", 24)
     assert found.saves_s == pytest.approx(0.020)
@@ -888,6 +886,16 @@ def test_a_busy_machine_bounds_what_a_lower_precision_saves() -> None:
     assert found.saves_s == pytest.approx(50e-3, rel=0.05)
 
 
+def test_a_busy_machine_does_not_change_what_a_larger_batch_saves() -> None:
+    (found,) = findings_on_a_busy_machine(
+        "a batch that is too small",
+        waterfall=waterfall_of_ms(gaps=30.0),
+        other_by_owner=owners_of_ms(Lightning__loop=9.0),
+    )
+    _, saves_ms, _ = CASES["a batch that is too small"]
+    assert found.saves_s == pytest.approx(saves_ms * 1e-3, rel=0.05)
+
+
 def test_a_busy_machine_does_not_distort_the_data_flow() -> None:
     """The loader surely takes 14 ms; of the step's computation 37.5 ms may be needless."""
     record = record_with(
@@ -916,6 +924,17 @@ def with_means(record: RunRecord, means_s: dict[str, float], **facts: Any) -> Ru
     for part, mean_s in means_s.items():
         times[part] = times[part].model_copy(update={"mean": mean_s})
     return record.model_copy(update={"time": times, "host_time": times, **facts})
+
+
+def test_on_a_busy_machine_garbage_of_the_mean_step_counts() -> None:
+    """Collections of 1 s in one step of seven were 6 ms, as the fastest steps have none."""
+    record = record_with(noise=0.0)
+    means_s = {part: 1.5 * time.mean for part, time in record.time.items()}
+    busy = with_means(record, means_s, contention=busy_machine(), mean_counters=StepCounters(gc_s=0.14))
+    first = findings_of(busy)[0]
+    assert first.name == "garbage"
+    assert first.saves_s == pytest.approx(0.14)
+    assert first.share == pytest.approx(0.14 / 0.15, rel=0.01)
 
 
 def test_a_callbacks_share_is_the_same_if_other_programs_double_each_step() -> None:
