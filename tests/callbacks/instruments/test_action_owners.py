@@ -75,6 +75,12 @@ class SlowLogger(Logger):
         spend("logger", 64 * MS)
 
 
+def fit_with_owners(module: LightningModule, folder: Path, actions: int, **options: Any) -> TrainingProfiler:
+    """Fit with a step of warm-up, two measured steps, and ``actions`` steps in which owners are timed."""
+    profiler = make_profiler(warmup=1, measure=2, actions=actions)
+    return profiled_fit(module, folder, profiler=profiler, **options)
+
+
 def shares_ms(profiler: TrainingProfiler) -> dict[str, float]:
     return {action.name: round(action.seconds / MS, 6) for action in checked_owners(profiler).actions}
 
@@ -121,8 +127,7 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
             with trainer.profiler.profile("my block"):
                 spend("inner", 64 * MS)
 
-    profiler = make_profiler(warmup=1, measure=2, actions=3)
-    profiled_fit(Module(), tmp_path, callbacks=[Names()], profiler=profiler)
+    profiler = fit_with_owners(Module(), tmp_path, actions=3, callbacks=[Names()])
     shares = shares_ms(profiler)
     assert shares.pop(f"{OURS}'s on_train_batch_end", None) or shares.popitem()[1] == 0.5  # what counting tokens takes
     assert shares == {
@@ -142,7 +147,7 @@ def test_each_owner_has_the_time_that_it_took(tmp_path: Path) -> None:
 
 def test_parts_add_up_to_the_nanosecond_where_each_look_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(known_loop, "CLOCK", Ticking())
-    profiler = profiled_fit(Own(), tmp_path, callbacks=[Slow()], profiler=make_profiler(warmup=1, measure=2, actions=4))
+    profiler = fit_with_owners(Own(), tmp_path, actions=4, callbacks=[Slow()])
     shares = {action.name: action.seconds for action in checked_owners(profiler).actions}
     # A wait takes its time and one reading of the clock more; the readings are charged to our own timing.
     assert shares["Slow.on_train_batch_end"] == pytest.approx(4 * MS, abs=3e-6)
@@ -156,20 +161,14 @@ def test_loggers_that_lightning_calls_without_an_action_are_owners(tmp_path: Pat
             self.log("loss", 1.0)
             return self.loss()
 
-    loggers = [SlowLogger()]
-    profiler = profiled_fit(
-        Logs(),
-        tmp_path,
-        callbacks=[LearningRateMonitor()],  # which calls the logger itself: that is not its own time
-        profiler=make_profiler(warmup=1, measure=2, actions=4),
-        logger=loggers,
-        log_every_n_steps=2,
-    )
+    logger = SlowLogger()
+    monitor = LearningRateMonitor()  # which calls the logger itself: that is not its own time
+    profiler = fit_with_owners(Logs(), tmp_path, actions=4, callbacks=[monitor], logger=[logger], log_every_n_steps=2)
     # The logger logs in every second step.
     shares = {action.name: (action.in_steps, action.calls) for action in checked_owners(profiler).actions}
     assert shares_ms(profiler) == {"SlowLogger.save": 32.0, "SlowLogger.log_metrics": 32.0}
     assert shares == {"SlowLogger.save": (2, 0.5), "SlowLogger.log_metrics": (2, 1.0)}
-    assert vars(loggers[0]).keys() == vars(SlowLogger()).keys()  # its methods are its own again
+    assert vars(logger).keys() == vars(SlowLogger()).keys()  # its methods are its own again
 
 
 class Waiting(SimpleProfiler):
@@ -183,7 +182,7 @@ class Waiting(SimpleProfiler):
 
 def test_beside_a_profiler_of_the_users(tmp_path: Path) -> None:
     theirs = Waiting()
-    profiler = profiled_fit(Own(), tmp_path, profiler=make_profiler(warmup=1, measure=2, actions=2), beside=theirs)
+    profiler = fit_with_owners(Own(), tmp_path, actions=2, beside=theirs)
     shares = shares_ms(profiler)
     assert {"Own.optimizer_step": 16.0, "Own.on_train_batch_start": 8.0}.items() <= shares.items()
     # Its stop() is called after every hook of that name: the module's, the strategy's.
@@ -198,13 +197,8 @@ def test_an_accumulated_step_adds_up_its_batches(tmp_path: Path) -> None:
         def on_train_epoch_end(self, *_: Any) -> None:
             spend("between", 100 * MS)
 
-    profiler = profiled_fit(
-        Own(),
-        tmp_path,
-        data=SlowStream(12),
-        callbacks=[Turns()],
-        profiler=make_profiler(warmup=1, measure=2, actions=2),
-        accumulate_grad_batches=3,
+    profiler = fit_with_owners(
+        Own(), tmp_path, actions=2, data=SlowStream(12), callbacks=[Turns()], accumulate_grad_batches=3
     )
     assert shares_ms(profiler) == {
         "Own.on_train_batch_start": 24.0,
@@ -229,14 +223,7 @@ def test_owners_under_manual_optimization_with_validation(tmp_path: Path) -> Non
             spend("outside", 100 * MS)
 
     loaders: dict[str, Any] = {"data": SlowLoader(40), "val_dataloaders": SlowLoader(2, "outside")}
-    profiler = profiled_fit(
-        Manual(),
-        tmp_path,
-        callbacks=[Slow()],
-        profiler=make_profiler(warmup=1, measure=2, actions=4),
-        val_check_interval=2,
-        **loaders,
-    )
+    profiler = fit_with_owners(Manual(), tmp_path, actions=4, callbacks=[Slow()], val_check_interval=2, **loaders)
     shares = shares_ms(profiler)
     assert shares == {"Slow.on_train_batch_end": 4.0, "Slow.on_after_backward": 2.0, "Slow.on_train_batch_start": 1.0}
 
