@@ -31,8 +31,7 @@ NAMES = {
 }
 SOURCES = [
     path
-    for folder in ("lm_profiler",)
-    for path in sorted((ROOT / folder).rglob("*.py"))
+    for path in sorted((ROOT / "lm_profiler").rglob("*.py"))
     if path.name not in ("torch_names.py", "lightning_names.py")
 ]
 

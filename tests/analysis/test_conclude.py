@@ -114,7 +114,6 @@ def test_on_a_cpu_memory_is_free_only_as_far_as_the_process_could_have_had_it(
         available_bytes=None if available_gib is None else available_gib * gib,
     )
     settings = conclude(evidence).settings
-    assert settings is not None
     assert settings.memory_free_share == (None if free_share is None else pytest.approx(free_share))
 
 

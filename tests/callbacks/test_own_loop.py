@@ -268,7 +268,6 @@ def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
             train_step(batch, model, optimizer)
 
     search = found_loop(run_loop)
-    assert search.run is not None
     assert search.run.loop.loader is training is not validation
 
 
@@ -378,7 +377,6 @@ def test_steps_without_a_loader_begin_where_parts_of_the_model_are_called() -> N
             optimizer.step()
 
     search = found_loop(run_loop)
-    assert search.run is not None
     assert search.run.record.status == "ok"
     assert len(rows_of(search.run)) == 8
 

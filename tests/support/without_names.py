@@ -1,6 +1,6 @@
 """``without_names.py PATH,PATH... ARGUMENTS``: lm_profiler where torch and Lightning lack these private names.
 
-What code looks up is hidden where it looks. Lightning's actions are renamed in Lightning's own functions.
+What code looks up is hidden where it looks. Lightning's action of fetching is renamed in Lightning's own functions.
 """
 
 import sys
@@ -9,18 +9,13 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
-from lightning.pytorch.loops import fit_loop, training_epoch_loop
-from lightning.pytorch.trainer import call
+from lightning.pytorch.loops import training_epoch_loop
 
 from lm_profiler import lightning_names, torch_names
 from lm_profiler.callbacks.instruments import work
 from lm_profiler.measure.counts.uncountable import UncountableError
 
-ACTIONS = {
-    lightning_names.FETCHED.path: (training_epoch_loop, ".train_dataloader_next"),
-    lightning_names.EPOCH.path: (fit_loop, "run_training_epoch"),
-    lightning_names.STEPPED.path: (call, "[LightningModule]"),
-}
+FETCHED = ".train_dataloader_next"  # as it stands in the names of Lightning's action
 
 
 @contextmanager
@@ -42,12 +37,10 @@ def hidden(paths: Collection[str]) -> Iterator[None]:
         torch_names._find.cache_clear()
 
 
-def rename(paths: Collection[str]) -> None:
-    """From here on Lightning calls its actions of these names otherwise."""
-    for path in {*paths} & ACTIONS.keys():
-        module, text = ACTIONS[path]
-        renamed = [function for function in _functions(module) if _rename(function, text)]
-        assert renamed, f"Lightning has no {text}"
+def rename_fetching() -> None:
+    """From here on Lightning calls its action of fetching otherwise."""
+    renamed = [function for function in _functions(training_epoch_loop) if _rename(function, FETCHED)]
+    assert renamed, f"Lightning has no {FETCHED}"
 
 
 def _not_apart(*_: Any) -> Any:
@@ -77,6 +70,7 @@ if __name__ == "__main__":
     from lm_profiler.cli.main import main
 
     paths = set(sys.argv.pop(1).split(","))
-    rename(paths)
+    if lightning_names.FETCHED.path in paths:
+        rename_fetching()
     with hidden(paths):
         sys.exit(main())

@@ -34,7 +34,6 @@ class Loop:
 
     def run_pass(self, batch: Tensor) -> None:
         loss = self.recorded("forward", lambda: self.net(batch).square().mean())
-        assert loss is not None
         self.recorded("backward", loss.backward)
 
     def calls_of_second_step(self, step: Callable[["Loop"], None]) -> StepCalls:
@@ -45,9 +44,7 @@ class Loop:
             self.recorded("optimizer", lambda: self.optimizer.step())
             self.optimizer.zero_grad()
         self.operators.stop()
-        calls = self.operators.take(is_complete=True)
-        assert calls is not None
-        return calls
+        return self.operators.take(is_complete=True)
 
 
 def accumulation(loop: Loop) -> None:
@@ -73,7 +70,6 @@ def perturbed_data(loop: Loop) -> None:
     """The same through ``.data``, of which torch counts no changes."""
     loop.run_pass(loop.batches[0])
     for weight in loop.net.parameters():
-        assert weight.grad is not None
         weight.data.add_(weight.grad, alpha=0.05)
     loop.optimizer.zero_grad()
     loop.run_pass(loop.batches[0])
@@ -125,7 +121,6 @@ def adversarial(loop: Loop) -> None:
     for _ in range(4):
         shifted = loop.batches[0] + shift
         loss = loop.recorded("forward", lambda shifted=shifted: loop.net(shifted).square().mean())
-        assert loss is not None
         loop.recorded("backward", loss.backward)
         assert shift.grad is not None
         shift = (shift + 0.1 * shift.grad.sign()).detach().requires_grad_()
@@ -144,7 +139,6 @@ def test_gradients_of_a_critic_that_are_only_cleared_are_unused() -> None:
 
     def step(loop: Loop) -> None:
         loss = loop.recorded("forward", lambda: functional.relu(loop.net(generator(loop.batches[0]))).mean())
-        assert loss is not None
         loop.recorded("backward", loss.backward)
         loop.recorded("optimizer", lambda: own_optimizer.step())
         own_optimizer.zero_grad()
