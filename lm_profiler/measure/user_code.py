@@ -31,6 +31,8 @@ _OWN = f"{_ROOT}/lm_profiler/"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 _LOOPS = ("/lightning/pytorch/loops/", "/pytorch_lightning/loops/")
+# Lightning's closure of an optimizer, which the program's ``optimizer_step`` may call
+_CLOSURES = "/loops/optimization/"
 # Code in these files applies any function to any batch, so only its caller shows the purpose.
 _APPLIES = ("/lightning_utilities/", "/apply_func.py")
 
@@ -160,8 +162,8 @@ def user_lines(
 ) -> list[tuple[str, int, str]]:
     """Return file, number and function of all lines of the program's code on the stack, the outermost first.
 
-    The search stops at a Lightning loop, and at the first function whose code is in ``inside``. If lines are left
-    without what a function with the code ``callees_left_out`` calls, only these are returned.
+    The search stops at a Lightning loop outside of the step, and at the first function whose code is in ``inside``. If
+    lines are left without what a function with the code ``callees_left_out`` calls, only these are returned.
     """
     lines: list[tuple[str, int, str]] = []
     left_out: list[tuple[str, int, str]] = []  # inside of ``callees_left_out``
@@ -174,7 +176,7 @@ def user_lines(
         file = frame.f_code.co_filename
         if not package_of(file):
             lines.append((file, line, qualified_name(frame.f_code)))
-        elif _is_of_loop(file):
+        elif _is_of_loop(file) and _CLOSURES not in file:
             break
     if not lines:
         lines = left_out

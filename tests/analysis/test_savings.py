@@ -1266,6 +1266,26 @@ def test_a_problem_is_reported_once_by_what_shows_more_of_it(traced_s: float, na
     assert [found for found in names_of(record) if "repeated" in found] == [name]
 
 
+def test_the_line_that_runs_whole_passes_again_is_named_even_if_the_trace_shows_the_model() -> None:
+    operators = needless("repeated")["needless_operators"][0]
+    operators = operators.model_copy(update={"phase_shares": {"forward": 0.5, "backward": 0.45}})
+    passes = with_needless(("repeated_forward", "forward", 0.025), ("repeated_forward", "backward", 0.025))
+    record = record_with(HALVES, waterfall=passes, needless_operators=[operators])
+    (found,) = [found for found in findings_of(record) if "repeated" in found.name]
+    assert found.saves_s == pytest.approx(0.0475, rel=0.01)
+    advice = remedy_of(found, record)
+    assert "Net.forward (net.py:12) runs forward and backward again" in advice
+
+
+@pytest.mark.parametrize("traced_s, is_named", [(0.040, True), (0.060, False)])
+def test_a_traced_repetition_has_the_line_of_which_the_data_flow_shows_most(traced_s: float, is_named: bool) -> None:
+    """The data flow shows half of forward, 25 ms: of two passes with dropout, it shows only a part."""
+    record = record_with(
+        HALVES, waterfall=with_needless(("repeated_forward", "forward", traced_s)), **needless("repeated")
+    )
+    assert (found_in(record, "repeated_forward").line == 12) == is_named
+
+
 @pytest.mark.parametrize(
     "backward_s, evaluation_s, saves_s", [(0.022, 0.015, 0.025 + 0.022), (0.049, 0.0, 0.025), (0.049, 0.015, 0.015)]
 )

@@ -66,3 +66,26 @@ def test_an_installed_package_that_imports_torch_in_any_form_is_code_of_the_prog
     exec(source, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert user_code.package_of("/x/site-packages/package_of_others/layers.py") == package
+
+
+def test_the_lines_around_a_closure_of_lightning_belong_to_the_step() -> None:
+    """The program's ``optimizer_step`` calls the closure; its caller, the loop over batches, ends the search."""
+    lines: list[tuple[str, int, str]] = []
+    frames = [
+        ("lightning/pytorch/loops/training_epoch_loop.py", "advance"),
+        ("train.py", "optimizer_step"),
+        ("lightning/pytorch/loops/optimization/closure.py", "closure"),
+        ("train.py", "training_step"),
+    ]
+
+    def innermost() -> None:
+        lines.extend(user_code.user_lines(sys._getframe(1)))
+
+    call = innermost
+    for file, function in reversed(frames):
+        folder = "/x/site-packages" if file.startswith("lightning") else "/x"
+        namespace = {"inner": call}
+        exec(compile(f"def {function}():\n    inner()", f"{folder}/{file}", "exec"), namespace)
+        call = namespace[function]
+    call()
+    assert [name for _, _, name in lines] == ["optimizer_step", "training_step"]

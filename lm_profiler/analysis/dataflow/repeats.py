@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from lm_profiler.record.operator_calls import CodeLine, StepCalls
+from lm_profiler.record.operator_calls import (
+    UNRECORDED_UPDATE,
+    CodeLine,
+    StepCalls,
+)
 
-_FORWARD, _BACKWARD = "forward", "backward"
+_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 
 
 def repeated_calls(
@@ -26,8 +30,8 @@ def repeated_calls(
         by the number of the call, the line of the program that repeats the computation.
     """
     repeated: dict[int, CodeLine | None] = {}
-    # the later calls whose first call has a backward pass, too
-    with_two_backward_passes: list[int] = []
+    # pairs of forward calls, both of which have a backward pass
+    pairs_with_backward: list[tuple[int, int]] = []
     pairs_in_backward: list[tuple[int, int]] = []
     for first_call, later_call in _pairs_of_equal_value(step):
         if first_call in dead:
@@ -36,13 +40,15 @@ def repeated_calls(
             pairs_in_backward.append((first_call, later_call))
         elif not _is_any_changed(step, first_call, later_call):
             repeated[later_call] = _line_of_repetition(step, first_call, later_call)
-            if step.backward_of.get(first_call):
-                with_two_backward_passes.append(later_call)
-    # If the first call has no backward pass, that of the later one is needed.
-    for later_call in with_two_backward_passes:
-        for backward in step.backward_of.get(later_call, ()):
-            repeated[backward] = repeated[later_call]
-    # the rest is repeated in backward alone, by a second backward pass
+            # If the first call has no backward pass, that of the later one is needed.
+            if step.backward_of.get(first_call) and step.backward_of.get(later_call):
+                pairs_with_backward.append((first_call, later_call))
+    repeated_in_forward = set(repeated)
+    for first_call, later_call in pairs_with_backward:
+        if _has_needless_backward(step, first_call, later_call, repeated_in_forward):
+            for backward in step.backward_of[later_call]:
+                repeated[backward] = repeated[later_call]
+    # the rest is repeated in backward itself, such as by a second backward pass
     for first_call, later_call in pairs_in_backward:
         is_checkpointing = step.calls[first_call].phase == _FORWARD
         is_known = first_call in repeated or later_call in repeated
@@ -51,6 +57,34 @@ def repeated_calls(
             continue
         repeated[later_call] = _line_of_repetition(step, first_call, later_call)
     return repeated
+
+
+def _has_needless_backward(
+    step: StepCalls, first_call: int, later_call: int, repeated: Collection[int]
+) -> bool:
+    """Return whether one backward pass could replace those of two calls that compute the same.
+
+    It could if their gradients are only added up. If other code uses or drops the gradients of the first call before
+    the later one has any, they must be equal, too: those of several tasks differ. They are equal if all forward calls
+    whose backward pass follows are ``repeated``.
+    """
+    end_of_first = step.backward_of[first_call][-1]
+    begin_of_later = step.backward_of[later_call][0]
+    last_update = None
+    for number in range(end_of_first + 1, begin_of_later):
+        if step.calls[number].name == UNRECORDED_UPDATE:
+            last_update = number
+    if last_update is None:
+        return True
+    for call in step.calls[last_update + 1 :]:
+        if call.phase == _OPTIMIZER or call.name == UNRECORDED_UPDATE:
+            break
+        if call.phase != _BACKWARD or call.forward is None:
+            continue
+        is_of_forward = step.calls[call.forward].phase == _FORWARD
+        if is_of_forward and call.forward not in repeated:
+            return False
+    return True
 
 
 def repeats_layers_of_forward(step: StepCalls) -> bool:

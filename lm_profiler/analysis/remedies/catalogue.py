@@ -813,7 +813,10 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a forward pass that is repeated on the same input."""
     passes = finding.facts.get("passes", 0.0)
     often = "again" if passes <= 1.0 else f"{passes:,.3g} more times"
-    return f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input."
+    sentence = f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input"
+    if finding.file is not None:
+        sentence += f", at {_line_or_operator(finding)}"
+    return f"{sentence}."
 
 
 def _recomputation_text(finding: Finding, settings: Settings) -> str:
@@ -903,6 +906,18 @@ def _on_operators(template: str) -> Sentence:
         )
 
     return sentence
+
+
+def _repeated_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a repeated computation, or about whole passes that are repeated."""
+    code = _line_or_operator(finding)
+    if finding.facts.get("passes"):
+        return (
+            f"Run each batch through the model once: {code} runs forward and backward again on the same batch, with "
+            "the same weights. The closure of an optimizer contains both; if it was called before, pass one that only "
+            "returns the loss."
+        )
+    return f"Reuse the first result: {code} repeats a computation of the same step on the same values."
 
 
 def _unfused_text(finding: Finding, settings: Settings) -> str:
@@ -1015,13 +1030,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("unused_gradients", _unused_gradients_text, likely_share=0.9),
     Remedy("broadcast", _broadcast_text, likely_share=0.8),
     Remedy("unused", _unused_text, likely_share=0.9),
-    Remedy(
-        "repeated",
-        _on_operators(
-            "Reuse the first result: {code} repeats a computation of the same step on the same values."
-        ),
-        likely_share=0.9,
-    ),
+    Remedy("repeated", _repeated_text, likely_share=0.9),
     Remedy(
         "cancelled",
         _on_operators(

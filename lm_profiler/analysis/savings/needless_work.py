@@ -27,6 +27,12 @@ _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
 _SURELY_MORE = 1.2  # a factor by which a traced time must exceed a limit
 # The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
 _ENOUGH_IN_TRACE = 0.6
+# If at least this share of forward and of backward is repeated, then whole passes are. If it is less than half, the
+# step also computes something else.
+_SHARE_OF_PASSES = 0.35
+# The line of the data flow is that of a traced pass if it shows at least this share of it. Of two passes with dropout
+# it shows only what comes before.
+_MOST_OF_PASS = 0.5
 _CERTAINLY_NEEDLESS = ("unused", "constant")
 # By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
 _NEEDLESS_TOLERANCE = 1.35
@@ -86,7 +92,27 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             phase=longest.phase,
             what=module,
             facts={"passes": passes},
+            **_line_of_repetition(costs, works),
         )
+
+
+def _line_of_repetition(costs: StepCosts, works: list[NeedlessWork]) -> dict[str, Any]:
+    """Return the fields of a finding that name the line which runs the forward pass of ``works`` again.
+
+    Empty if the data flow shows less than half of that pass as repeated.
+    """
+    repeated_s = sum(
+        work.seconds
+        for work in works
+        if work.kind == "repeated_forward" and work.phase == "forward"
+    )
+    for operators in costs.record.needless_operators:
+        if operators.reason != "repeated" or repeated_s <= 0.0:
+            continue
+        share = operators.phase_shares.get("forward", 0.0)
+        if share * costs.mean_s("forward") >= _MOST_OF_PASS * repeated_s:
+            return _line_of_operators(operators)
+    return {}
 
 
 def _number_of_passes(works: list[NeedlessWork]) -> float:
@@ -126,6 +152,8 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             high_s = max(high_s, operators.share * _slow_computing_s(costs))
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
+        if _repeats_passes(operators):
+            facts["passes"] = 1.0
         phase = max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase))
         uncompiled_share = costs.record.uncompiled_shares.get(phase, 0.0)
         if operators.reason in PLACE_REASONS and uncompiled_share > 0.0:
@@ -140,6 +168,14 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             facts=facts,
             **_line_of_operators(operators),
         )
+
+
+def _repeats_passes(operators: NeedlessOperators) -> bool:
+    """Return whether ``operators`` repeat whole forward and backward passes, as a closure does that is called twice."""
+    if operators.reason != "repeated":
+        return False
+    shares = operators.phase_shares
+    return all(shares.get(phase, 0.0) >= _SHARE_OF_PASSES for phase in MODEL_PHASES)
 
 
 def _slow_computing_s(costs: StepCosts) -> float:
@@ -169,7 +205,12 @@ def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
 
 
 def _is_shown_by_trace(costs: StepCosts, operators: NeedlessOperators) -> bool:
-    """Return whether the trace shows about as much of the problem of ``operators``, with the name of a module."""
+    """Return whether the trace shows about as much of the problem of ``operators``, with the name of a module.
+
+    If whole passes are repeated, the module is the model: then the line of the data flow shows more.
+    """
+    if _repeats_passes(operators):
+        return False
     seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
     for work in _traced_works(costs):
         if work.kind in _TRACED_KINDS.get(operators.reason, ()):

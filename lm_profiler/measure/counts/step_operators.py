@@ -92,6 +92,9 @@ _OTHER = "other"
 _FORWARD = "forward"
 _OPTIMIZER = "optimizer"
 _MOST_CALLS = 200_000  # a step with more is not recorded
+# the dtypes of integers by their bytes, to read the bits of other dtypes
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MOST_SUMMED = 1 << 16  # about as many elements of a parameter are summed
 
 
 class _TensorState(NamedTuple):
@@ -105,6 +108,7 @@ class _ParameterState(NamedTuple):
     """A parameter and its gradient at one moment."""
 
     weight: _TensorState
+    checksum: int | None  # of the elements of the weight; None if they cannot be read
     gradient: _TensorState | None
 
 
@@ -217,25 +221,30 @@ class StepOperators:
         weights: dict[int, None] = {}  # storages, in order
         gradients: list[int] = []  # storages
         are_weights_changed = False
+        are_weights_known = True
         is_any_gradient_kept = False
         for before, after in zip(states_before, states_after, strict=False):
             weights[before.weight.storage] = None
-            if before.weight != after.weight:
+            if before.weight != after.weight or before.checksum != after.checksum:
                 are_weights_changed = True
+            if after.checksum is None:
+                are_weights_known = False
             if before.gradient is not None:
                 gradients.append(before.gradient.storage)
                 if before.gradient == after.gradient:
                     is_any_gradient_kept = True
         are_gradients_lost = bool(gradients) and not is_any_gradient_kept
         has_used_gradients = are_gradients_lost and not self._is_backward_used()
-        if are_weights_changed or has_used_gradients:
-            self._note_unrecorded_update(gradients, list(weights))
+        if not are_weights_changed and not has_used_gradients:
+            return
+        if are_weights_changed or not are_weights_known:
+            self._values.forget(weights)
+        self._note_unrecorded_update(gradients, list(weights))
 
     def _note_unrecorded_update(
         self, gradients: Sequence[int], weights: Sequence[int]
     ) -> None:
-        """Record that code used ``gradients``, and may have changed ``weights``; both are given by their storages."""
-        self._values.forget(weights)
+        """Record that code used ``gradients`` to update ``weights``; both are given by their storages."""
         self._calls.append(
             OperatorCall(
                 name=UNRECORDED_UPDATE,
@@ -264,7 +273,13 @@ class StepOperators:
             gradient_state = None
             if gradient is not None and gradient.layout is torch.strided:
                 gradient_state = self._state_of(gradient)
-            states.append(_ParameterState(self._state_of(parameter), gradient_state))
+            states.append(
+                _ParameterState(
+                    weight=self._state_of(parameter),
+                    checksum=_checksum(parameter),
+                    gradient=gradient_state,
+                )
+            )
         return states
 
     def _state_of(self, tensor: Tensor) -> _TensorState:
@@ -653,6 +668,22 @@ def _updated_parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
         for group in optimizer.param_groups:
             parameters.extend(group["params"])
     return parameters
+
+
+def _checksum(parameter: Tensor) -> int | None:
+    """Return a sum of the bits of some elements of ``parameter``, spread evenly over it; None if it cannot be read.
+
+    It also shows changes through ``Tensor.data``, which torch does not count. A subclass of Tensor may have its
+    elements elsewhere.
+    """
+    integers = _INTEGERS.get(parameter.element_size())
+    is_readable = type(parameter) in (Tensor, nn.Parameter) and not parameter.is_meta
+    if not is_readable or integers is None:
+        return None
+    elements = torch.empty(0, dtype=integers, device=parameter.device)
+    elements.set_(parameter.untyped_storage())
+    distance = max(1, elements.numel() // _MOST_SUMMED)
+    return int(elements[::distance].sum())
 
 
 def _is_deterministic(operator: Any) -> bool:

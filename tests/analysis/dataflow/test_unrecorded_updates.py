@@ -1,6 +1,7 @@
 """Code outside of the recorded parts may use gradients: what it needs is neither dead nor repeated."""
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ class Loop:
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
-        self.operators = StepOperators(lambda: (self.net, [self.optimizer]))
+        # by this clock each call takes as long as any other
+        self.clock = count(step=1000).__next__
+        self.operators = StepOperators(lambda: (self.net, [self.optimizer]), clock=self.clock)
         self.batches = torch.rand(4, 64, 64)
 
     def recorded(self, phase: str, work: Callable[[], Tensor | None]) -> Tensor | None:
@@ -75,6 +78,16 @@ def perturbed_data(loop: Loop) -> None:
     loop.run_pass(loop.batches[0])
 
 
+def perturbed_row(loop: Loop) -> None:
+    """As of an embedding in adversarial training: the second gradients are added to those of the usual pass."""
+    loop.run_pass(loop.batches[0])
+    weight = loop.net[0].weight
+    row = weight[3].detach().clone()
+    weight.data[3] += 0.05
+    loop.run_pass(loop.batches[0])
+    weight.data[3] = row
+
+
 def differential_privacy(loop: Loop) -> None:
     """The gradients of each sample are clipped before they are added up."""
     sums = [torch.zeros_like(weight) for weight in loop.net.parameters()]
@@ -103,12 +116,42 @@ def own_updates(loop: Loop) -> None:
             weight.copy_(earlier)
 
 
-@pytest.mark.parametrize("step", [sharpness_aware, perturbed_data, differential_privacy, own_updates])
+@pytest.mark.parametrize("step", [sharpness_aware, perturbed_data, perturbed_row, differential_privacy, own_updates])
 def test_what_other_code_does_with_gradients_is_respected(step: Callable[[Loop], None]) -> None:
     calls = Loop().calls_of_second_step(step)
     assert calls_of_micro_batches(calls) == {}
     reasons = {operators.reason for operators in needless_operators(calls)}
     assert reasons.isdisjoint({"unused", "repeated", "accumulated"})
+
+
+def closure_called_twice(loop: Loop) -> None:
+    """Lightning's closure clears the gradients between forward and backward."""
+    for _ in range(2):
+        loss = loop.recorded("forward", lambda: loop.net(loop.batches[0]).square().mean())
+        loop.optimizer.zero_grad()
+        assert loss is not None
+        loop.recorded("backward", loss.backward)
+
+
+def gradients_of_two_tasks(loop: Loop) -> None:
+    """Each task's gradients are kept before those of the next one; both need the layer below their heads."""
+    for column in range(2):
+        loss = loop.recorded("forward", lambda column=column: loop.net(loop.batches[0])[:, column].square().mean())
+        assert loss is not None
+        loop.recorded("backward", loss.backward)
+        loop.gradients = [weight.grad for weight in loop.net.parameters()]
+        loop.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "step, repeated_phases",
+    [(closure_called_twice, {"forward", "backward"}), (gradients_of_two_tasks, {"forward"})],
+)
+def test_passes_on_the_same_batch_with_the_same_weights_are_repeated(
+    step: Callable[[Loop], None], repeated_phases: set[str]
+) -> None:
+    found = {operators.reason: operators for operators in needless_operators(Loop().calls_of_second_step(step))}
+    assert found["repeated"].phase_shares.keys() == repeated_phases
 
 
 def test_accumulated_gradients_are_no_other_use() -> None:
@@ -135,7 +178,8 @@ def test_gradients_of_a_critic_that_are_only_cleared_are_unused() -> None:
     loop = Loop()
     generator = nn.Linear(64, 64)
     own_optimizer = torch.optim.SGD(generator.parameters(), lr=0.01)
-    loop.operators = StepOperators(lambda: (nn.ModuleList([loop.net, generator]), [loop.optimizer, own_optimizer]))
+    parties = nn.ModuleList([loop.net, generator]), [loop.optimizer, own_optimizer]
+    loop.operators = StepOperators(lambda: parties, clock=loop.clock)
 
     def step(loop: Loop) -> None:
         loss = loop.recorded("forward", lambda: functional.relu(loop.net(generator(loop.batches[0]))).mean())
