@@ -51,16 +51,18 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
         smallest: the smallest range of the offsets that is a pattern.
     """
     longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
-    splits = [_best_split(residuals, period) for period in range(2, longest + 1)]
-    if not splits:
+    best_splits = [
+        _splits_by_gain(residuals, period)[0] for period in range(2, longest + 1)
+    ]
+    if not best_splits:
         return None
-    split = _split_of_shortest_period(splits)
-    period = split.period
+    period = _split_of_shortest_period(best_splits).period
 
     unexplained = residuals.copy()
     offsets = np.zeros(period)
     for _ in range(period):
-        if split.gain < _NEEDED_GAIN or not _has_separate_minority(split, unexplained):
+        split = _best_separate_split(unexplained, period)
+        if split is None:
             break
         is_minority = split.is_minority(unexplained.size)
         base = np.median(unexplained[~is_minority])
@@ -70,7 +72,6 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
             break
         unexplained[is_minority] -= difference
         offsets[list(split.minority)] += difference
-        split = _best_split(unexplained, period)
 
     if np.ptp(offsets) < smallest:
         return None
@@ -109,8 +110,22 @@ def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
     return max(splits, key=lambda split: split.gain)  # all gains are negative
 
 
-def _best_split(residuals: Series, period: int) -> _Split:
-    """Return the split of the phases of ``period`` that explains the residuals best.
+def _best_separate_split(residuals: Series, period: int) -> _Split | None:
+    """Return the split of ``period`` that gains most, of those that are no chance; None if there is none.
+
+    The best of all may be chance: if a long step makes the next one a little longer, both phases together gain most,
+    because a step counts for at most ``_CLIP`` deviations, but the second is not beyond all others.
+    """
+    for split in _splits_by_gain(residuals, period):
+        if split.gain < _NEEDED_GAIN:
+            return None
+        if _has_separate_minority(split, residuals):
+            return split
+    return None
+
+
+def _splits_by_gain(residuals: Series, period: int) -> list[_Split]:
+    """Return the splits of the phases of ``period`` by how well they explain the residuals, the best first.
 
     The phases are sorted by their median, and divided at one place into lower and higher ones.
     """
@@ -137,23 +152,26 @@ def _best_split(residuals: Series, period: int) -> _Split:
     differences = sums_above / counts_above - sums_below / counts_below
     # the variances of the differences; the scores have a variance of 1
     variances = 1.0 / counts_below + 1.0 / counts_above
-    splits = [
+    choices = [
         _number_of_splits(period, phases_below) for phases_below in range(1, period)
     ]
-    gains_by_chance = 2.0 * np.log(splits)
+    gains_by_chance = 2.0 * np.log(choices)
     gains = differences**2 / variances - gains_by_chance
 
-    best = int(gains.argmax())
-    phases_below = order[: best + 1]
-    phases_above = order[best + 1 :]
-    minority = phases_below
-    if phases_above.size <= phases_below.size:
-        minority = phases_above
-    return _Split(
-        gain=float(gains[best]),
-        period=period,
-        minority=tuple(sorted(minority.tolist())),
-    )
+    ordered_splits: list[_Split] = []
+    for place in np.argsort(-gains, kind="stable"):
+        phases_below = order[: place + 1]
+        phases_above = order[place + 1 :]
+        minority = phases_below
+        if phases_above.size <= phases_below.size:
+            minority = phases_above
+        split = _Split(
+            gain=float(gains[place]),
+            period=period,
+            minority=tuple(sorted(minority.tolist())),
+        )
+        ordered_splits.append(split)
+    return ordered_splits
 
 
 def _number_of_splits(period: int, phases: int) -> int:

@@ -147,6 +147,18 @@ def test_a_pattern_is_named_with_its_period_and_its_cost(
     assert words.count("noisy") <= 0.05 * len(right)
 
 
+def test_a_long_step_that_delays_the_next_one_is_a_pattern() -> None:
+    """Steps of 10 ms with 8 % noise: every tenth takes 200 ms, and the step after it 1.5 ms more than usual."""
+    found = 0
+    for seed in range(RUNS):
+        seconds = 0.010 * np.random.default_rng(seed).lognormal(sigma=0.08, size=40)
+        seconds[4::10] = 0.200
+        seconds[5::10] += 0.0015
+        pattern = fit(seconds).pattern
+        found += pattern is not None and pattern.period == 10 and pattern.offsets.argmax() == 4
+    assert found >= 0.9 * RUNS
+
+
 def test_parts_add_up_to_the_mean_of_any_series() -> None:
     """Steps of 0.1 s, every fifth half as long again; two of them take three times as long as usual."""
     rng = np.random.default_rng(5)
