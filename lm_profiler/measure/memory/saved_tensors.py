@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.autograd import graph
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.torch_names import DYNAMO, GRAPH_TASK, INNERMOST_HOOKS
+from lm_profiler.torch_names import (
+    DYNAMO,
+    GRAPH_TASK,
+    INNERMOST_HOOKS,
+    MODE_STACK,
+)
+
+_OUR_PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(eq=False)
@@ -98,8 +105,14 @@ class SavedTensors:
         """Return what autograd keeps in place of ``tensor``, and gives to ``_unpack`` when it needs the tensor."""
         return self._guard.run(self._keep, tensor) or tensor
 
-    def _keep(self, tensor: Tensor) -> _SavedTensor:
-        """Wrap ``tensor``, and keep the wrapper in a weak set as long as autograd keeps it."""
+    def _keep(self, tensor: Tensor) -> _SavedTensor | None:
+        """Wrap ``tensor``, and keep the wrapper in a weak set as long as autograd keeps it; None if it is not wrapped.
+
+        A callback may export the model in a step, for example by ``torch.jit.trace``. The ``detach`` would then become
+        a part of the exported program.
+        """
+        if _program_records_operators():
+            return None
         # detached, because an operator that saves its own output would make a reference cycle
         packed = _SavedTensor(tensor.detach())
         self._packed.add(packed)
@@ -119,6 +132,19 @@ class SavedTensors:
                 yield
         finally:
             self._set_watching(was_watching)
+
+
+def _program_records_operators() -> bool:
+    """Return whether the program itself records the operators that are called now.
+
+    It does so by ``torch.jit.trace``, or by a mode that is not ours, as ``torch.export`` and ``make_fx`` do.
+    """
+    if torch.jit.is_tracing():
+        return True
+    return any(
+        not type(mode).__module__.startswith(_OUR_PACKAGE)
+        for mode in MODE_STACK.find()()
+    )
 
 
 def _unpack(packed: Tensor | _SavedTensor) -> Tensor:

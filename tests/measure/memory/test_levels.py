@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import graph
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.measure.clocks.tape import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
@@ -228,6 +229,26 @@ def test_hooks_of_the_program_stay_the_innermost_if_a_step_begins_or_ends_within
     after_step = x.exp()
     assert (packed, len(list(saved))) == (["inner", "inner", "outer"], 1)
     (of_step + after_step + sum(of_program)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_is_exported_in_a_step_as_outside_of_it() -> None:
+    """``torch.jit.trace`` traces twice, and fails if the graphs differ. A mode records each operator that is called."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    x = torch.ones(5, 3)
+
+    def recorded() -> tuple[list[str], str]:
+        traced = torch.jit.trace(net, x).inlined_graph
+        return [node.kind() for node in traced.nodes()], make_fx(net)(x).code
+
+    outside = recorded()
+    saved = SavedTensors()
+    saved.watch()
+    assert recorded() == outside
+    result = net(x)
+    saved.unwatch()
+    assert list(saved)
+    del result
 
 
 @pytest.fixture
