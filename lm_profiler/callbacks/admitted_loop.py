@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
 from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.own_loop import loop_options
-from lm_profiler.callbacks.run_request import RunRequest, claim, parse_request
+from lm_profiler.callbacks.run_request import (
+    RunRequest,
+    claim,
+    parse_request,
+    release_claim,
+)
 
 # the owner for which all ranks of such a loop claim the run; for a Trainer it is the Trainer's number
 _OWNER = "loop"
+
+# the search that found a loop in this process
+_search: LoopSearch | None = None
 
 
 def profile_loop_of(optimizer: Any, text: str) -> None:
@@ -27,6 +36,7 @@ def profile_loop_of(optimizer: Any, text: str) -> None:
     is_for_a_trainer = verb != "fit" or request.trainer is not None
     if is_for_a_trainer:
         return
+    global _search
     launch = Launch(
         name=options.pop("name", "lm_profiler"), command=request.command, added=True
     )
@@ -35,7 +45,22 @@ def profile_loop_of(optimizer: Any, text: str) -> None:
     )
     search.find(optimizer)
     if search.run is not None:
+        _search = search
         end_with_program(search)
+
+
+def leave_loop_to_trainer(claims: Path | None, is_watched: bool) -> None:
+    """End the run of a loop of this process, and take back its claim, because the fit of a Trainer begins.
+
+    A program may take some steps of its own before the fit, for example to try its model. If all stages have run, the
+    loop keeps its claim, unless the fit is to be watched: such a loop cannot be watched.
+    """
+    run = None if _search is None else _search.run
+    if run is None or (run.is_over and not is_watched):
+        return
+    run.end()
+    if claims is not None:
+        release_claim(claims, _OWNER)
 
 
 def _claims_run(request: RunRequest) -> bool:

@@ -61,3 +61,12 @@ def claim(folder: Path, owner: str) -> bool:
     with suppress(FileExistsError):
         link.symlink_to(owner)  # creating a link is atomic
     return link.readlink() == Path(owner)
+
+
+def release_claim(folder: Path, owner: str) -> None:
+    """Take back the claim of ``owner``, if it has one, so that another owner can claim the run."""
+    link = folder / CLAIMED
+    # It raises OSError without the link: another rank has removed it, or this is another node.
+    with suppress(OSError):
+        if link.readlink() == Path(owner):
+            link.unlink()

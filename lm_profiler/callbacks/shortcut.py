@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
+from lm_profiler.callbacks.admitted_loop import leave_loop_to_trainer
 from lm_profiler.callbacks.instruments.profiling_options import (
     ActionsOptions,
     ExportOptions,
@@ -23,8 +24,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 from lm_profiler.callbacks.marks.namespaces import verb_of
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.run_request import claim, parse_request
-from lm_profiler.external_callbacks import CLAIMED
+from lm_profiler.callbacks.run_request import claim, parse_request, release_claim
 from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.run_record import Verb
 
@@ -119,6 +119,7 @@ def admitted_callbacks(request: str) -> list[Callback]:
             wanted_number=run_request.trainer,
             verb=options.get("verb", "fit"),
             claims=run_request.claims,
+            is_watched=bool(options.get("watch")),
         )
     return profilers
 
@@ -135,6 +136,7 @@ class Admission:
     # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
     # on the first Trainer, because a spawned rank has seen only its own Trainer.
     claims: Path | None
+    is_watched: bool = False  # whether the fit is watched until its end
     _is_used: bool = False  # whether the Trainer was admitted
 
     def __call__(self, trainer: Trainer) -> bool:
@@ -147,6 +149,8 @@ class Admission:
         )
         if trainer.barebones or verb_of(trainer) != self.verb or not is_wanted_number:
             return False
+        if self.verb == "fit":
+            leave_loop_to_trainer(self.claims, self.is_watched)
         profilers = [
             callback
             for callback in trainer.callbacks  # type: ignore[attr-defined]
@@ -167,7 +171,7 @@ class Admission:
         if _refusal_is_reported:
             return
         _refusal_is_reported = True
-        hint = "`lm_profiler run --trainer=2` profiles its second Trainer"
+        hint = f"`lm_profiler run --trainer={self.number}` profiles this one"
         print_message(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:
@@ -176,14 +180,8 @@ class Admission:
         self._is_used = False
         if _admitted_number == self.number:
             _admitted_number = None
-        if self.claims is None:
-            return
-        link = self.claims / CLAIMED
-        # It raises OSError without the link: another rank has removed it, or this is another node.
-        with suppress(OSError):
-            is_own = link.readlink() == Path(str(self.number))
-            if is_own:
-                link.unlink()
+        if self.claims is not None:
+            release_claim(self.claims, str(self.number))
 
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""

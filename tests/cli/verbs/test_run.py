@@ -46,6 +46,49 @@ def test_a_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, profiled_weights[name]) for name, tensor in weights.items())
 
 
+OWN_STEPS_THEN_A_TRAINER = """
+import sys
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+model = BoringModel()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+Trainer(accelerator="cpu", max_steps=30, logger=False, enable_checkpointing=False).fit(model)
+"""
+
+
+@pytest.mark.parametrize(
+    "own_steps, watch, records",
+    [
+        # The loop is found in its first step, two warm up, and one is measured.
+        (4, "false", {0: ("own", 1), 1: ("fit", 5)}),
+        (40, "false", {0: ("own", 5)}),
+        (40, "true", {0: ("own", 5), 1: ("fit", 5)}),  # only the fit can be watched
+    ],
+)
+def test_a_fit_after_some_steps_of_a_loop_is_profiled(
+    own_steps: int, watch: str, records: dict[int, tuple[str, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(OWN_STEPS_THEN_A_TRAINER)
+    program = [sys.executable, "program.py", str(own_steps)]
+    done = run_program("-m", "lm_profiler", "run", *FEW, f"--watch={watch}", "--", *program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    read = {}
+    for version in range(2):
+        folder = tmp_path / "logs" / "lm_profiler" / f"version_{version}"
+        if folder.exists():
+            record = read_run(folder)
+            read[version] = ("own" if record.loop == "own" else record.verb, record.steps["measure"])
+    assert read == records
+    is_refused = "--trainer=1` profiles this one" in done.stderr
+    assert is_refused == (1 not in records)
+
+
 def test_a_program_without_a_trainer_ends_as_usual(tmp_path: Path) -> None:
     done = run_program("-m", "lm_profiler", "run", "--", "sh", "-c", "echo mine; exit 3", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "mine\n")
