@@ -22,6 +22,7 @@ NO_FIGURES = {
     "mean_counters.rank": "always rank 0",
     "thread_use.*.wall_s": "the three uses added up",
     "findings[].facts": "figures of its sentence, which stand elsewhere",
+    "uncompiled_shares": "part of the saving of torch.compile, which is a finding",
     "verdict.facts": "figures of its sentence, which stand elsewhere",
     "verdict.share_": "an end of the interval of the share",
     "steadiness.level_low_s": "an end of the interval of the level",
