@@ -387,7 +387,7 @@ def _verdict_without_bottleneck(run: RunFacts) -> Verdict:
     utilisation = run.utilisation
     facts = {"working": run.share(*WORKING_PHASES), "outside": outside_share}
     if outside_share >= REMAINDER:
-        because = "outside"
+        because = "model outside" if run.calls_model_unmarked else "outside"
     elif run.contended:
         because = "shared"
     elif utilisation is not None:

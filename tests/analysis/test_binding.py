@@ -140,9 +140,12 @@ def test_on_a_busy_machine_only_waiting_for_input_is_certain(ms: dict[str, float
     assert (found.bound_by, found.certain) == (bound_by, certain)
 
 
-def test_most_time_outside_of_phases_is_reported() -> None:
-    found = verdict_of({"other": 80.0}, utilisation=utilised(0.3))
-    assert (found.bound_by, found.because) == (None, "outside")
+@pytest.mark.parametrize("forward, because", [(None, "outside"), ("unmarked", "model outside")])
+def test_most_time_outside_of_phases_is_reported(forward: Any, because: str) -> None:
+    """A forward pass of the model that no mark sees is not the work of the loop."""
+    call = python_line(70.0, what="torch", phase="other").model_copy(update={"forward": forward})
+    found = verdict_of({"other": 80.0}, utilisation=utilised(0.3), python_times=[call])
+    assert (found.bound_by, found.because) == (None, because)
     assert found.facts["outside"] == pytest.approx(80.0 / 178.0, rel=0.02)
 
 

@@ -46,6 +46,8 @@ _EVIDENCE = {
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
     "compute": "{share} of the step is computation, from forward to optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
+    "model outside": "{outside:.0%} of the step lies outside every phase, most of it in the model, whose forward pass "
+    "is called without a mark",
     "program code: sleep": "{share} of the step is spent waiting without computing (sleep, I/O or a lock)",
     "program code: python": "{share} of the step is spent in the program's own Python code, outside of torch",
     "program code: owner": "{share} of the step is spent in code outside the phases",
