@@ -30,6 +30,7 @@ _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
 
 _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16)
 
+_SHORTEST_PADDING = 2  # positions
 _MOST_DEPTH = 3  # the deepest level of containers in a batch that is searched
 # how many items of a list or tuple are searched: one could hold every sample
 _MOST_ITEMS = 8
@@ -142,6 +143,12 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     boundaries = _host_array(tensors, _BOUNDARIES, dimensions=(1,))
     positions = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
     ids = tensors.get("input_ids")
+    lengths = _sequence_lengths(mask, boundaries, positions)
+    host_ids = _host_array(tensors, ("input_ids",), dimensions=(2,))
+    row_lengths = None
+    if lengths is None and labels is not None and host_ids is not None:
+        row_lengths = _lengths_before_padding(host_ids, labels)
+        lengths = row_lengths
 
     # The first source that a batch has counts: of all tokens, and of the useful ones.
     useful = own_count
@@ -153,6 +160,8 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
         useful = _first_known(useful, int(np.count_nonzero(mask)))
     if boundaries is not None and boundaries.size:
         useful = _first_known(useful, int(boundaries[-1]))
+    if row_lengths is not None:
+        useful = _first_known(useful, int(row_lengths.sum()))
     if labels is not None:
         count = _first_known(count, labels.size)
         useful = _first_known(useful, int(np.count_nonzero(labels != IGNORED_LABEL)))
@@ -162,7 +171,6 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     if count is None and boundaries is None:
         return TokenUse()
 
-    lengths = _sequence_lengths(mask, boundaries, positions)
     squares = None
     if lengths is not None:
         # in 64 bits, because squares of 32-bit lengths may overflow
@@ -267,6 +275,28 @@ def _sequence_lengths(
         return _lengths_between(begins_sequence, mask != 0)
     row_lengths: Numbers = np.count_nonzero(mask, axis=1)
     return row_lengths
+
+
+def _lengths_before_padding(ids: Numbers, labels: Numbers) -> Numbers | None:
+    """Return the lengths of sequences from their ``ids`` and ``labels``, both [row, position]; None if unknown.
+
+    Padding is the end of a row in which labels are ignored and the same id is repeated, the same one in all rows. Other
+    ignored labels, such as those of a prompt, are no padding.
+    """
+    if ids.shape != labels.shape or ids.size == 0:
+        return None
+    columns = ids.shape[1]
+    last_ids = ids[:, -1]
+    may_be_padding = (labels == IGNORED_LABEL) & (ids == last_ids[:, None])
+    padding: Numbers = np.argmin(may_be_padding[:, ::-1], axis=1)
+    padding[may_be_padding.all(axis=1)] = columns
+    # a single ignored label may be that of the last token
+    padding[padding < _SHORTEST_PADDING] = 0
+    padding_ids = set(last_ids[padding > 0].tolist())
+    if len(padding_ids) > 1:
+        return None
+    lengths: Numbers = columns - padding
+    return lengths
 
 
 def _lengths_between(begins_sequence: Numbers, is_useful: Numbers) -> Numbers:

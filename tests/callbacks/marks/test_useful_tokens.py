@@ -28,6 +28,7 @@ IDS = torch.zeros(4, SIZE, dtype=torch.long)
 MASK = padded(LENGTHS)
 LABELS = torch.where(MASK.bool(), 7, -100)
 SQUARES = sum(length**2 for length in LENGTHS)
+WORDS = torch.arange(1, 31).reshape(3, 10)
 WIDE = padded([5, 3, 4], size=10)
 PACKED = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 0]])  # 3 and 5; 6 and two of padding
 NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
@@ -38,7 +39,7 @@ NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
     [
         ({"input_ids": IDS, "attention_mask": MASK}, None, TokenUse(17, 32, SQUARES, 0)),
         ({"input_ids": IDS, "attention_mask": MASK.bool(), "labels": LABELS}, None, TokenUse(17, 32, SQUARES, 0)),
-        ({"input_ids": IDS, "labels": LABELS}, None, TokenUse(17, 32, None, 0)),
+        ({"input_ids": IDS, "labels": LABELS}, None, TokenUse(17, 32, SQUARES, 0)),
         ({"input_ids": IDS, "attention_mask": MASK}, 11, TokenUse(11, 32, SQUARES, 0)),
         ({"input_ids": IDS[:1], "cu_seqlens": torch.tensor([0, 3, 7])}, None, TokenUse(7, 8, 9 + 16)),
         ({"input_ids": IDS[:1], "position_ids": PACKED[:1]}, None, TokenUse(8, 8, 9 + 25)),
@@ -50,9 +51,19 @@ NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
         # positions beyond the longest sequence are unused
         ({"attention_mask": WIDE}, None, TokenUse(12, 30, 50, 3 * 5)),
         ({"attention_mask": WIDE.flip(1)}, None, TokenUse(12, 30, 50, 3 * 5)),
-        ({"input_ids": WIDE, "labels": torch.where(WIDE.bool(), 7, -100)}, None, TokenUse(12, 30, None, 3 * 5)),
+        ({"input_ids": WIDE, "labels": torch.where(WIDE.bool(), 7, -100)}, None, TokenUse(12, 30, 50, 3 * 5)),
+        ({"labels": torch.where(WIDE.bool(), 7, -100)}, None, TokenUse(12, 30, None, 3 * 5)),
         # a prompt has no labels either
-        ({"input_ids": WIDE, "labels": torch.where(WIDE.flip(1).bool(), 7, -100)}, None, TokenUse(12, 30, None, 0)),
+        ({"input_ids": WIDE, "labels": torch.where(WIDE.flip(1).bool(), 7, -100)}, None, TokenUse(30, 30, 300, 0)),
+        ({"input_ids": WORDS, "labels": torch.full((3, 10), -100)}, None, TokenUse(30, 30, 300, 0)),
+        # the last token may have no label; padding has the same id in all rows
+        ({"input_ids": WORDS, "labels": torch.where(WORDS < 10, 7, -100)}, None, TokenUse(30, 30, 300, 3)),
+        (
+            {"input_ids": torch.tensor([[1, 2, 2], [1, 3, 3]]), "labels": torch.full((2, 3), -100)},
+            None,
+            TokenUse(0, 6, None, 0),
+        ),
+        ({"input_ids": IDS[:, :3], "labels": LABELS}, None, TokenUse(17, 12, None, 0)),
         ({"attention_mask": torch.zeros(2, 3, dtype=torch.long)}, None, TokenUse(0, 6, 0, 0)),
         ({}, 9, TokenUse()),
     ],
