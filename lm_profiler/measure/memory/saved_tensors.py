@@ -139,7 +139,7 @@ def _program_records_operators() -> bool:
 
     It does so by ``torch.jit.trace``, or by a mode that is not ours, as ``torch.export`` and ``make_fx`` do.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return True
     return any(
         not type(mode).__module__.startswith(_OUR_PACKAGE)
