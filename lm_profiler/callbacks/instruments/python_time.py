@@ -351,6 +351,9 @@ class PythonTimes:
         if not package and phase == DATA and self._is_called_by_program(caller):
             # a tokenizer of a package of models, for example: only the program's line can be changed
             package = installed_package(file)
+        if package == LIGHTNING and not _begins_logging(frame, caller):
+            # It runs the training, such as the closure of an optimizer or ``manual_backward``.
+            package = TORCH
         if package:
             return _FollowedCall(caller.owner, package)
         # A lambda or comprehension, whose name is like ``<lambda>``, counts as the function that contains it.
@@ -893,6 +896,14 @@ def _is_of_pipe(name: str, function: Any) -> bool:
         return False
     is_connection = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
     return is_connection and descriptor not in _PIPES_OF_PROGRAM
+
+
+def _begins_logging(frame: FrameType, caller: _FollowedCall) -> bool:
+    """Return whether a function of Lightning logs: ``self.log``, a logger's ``log_metrics``, a metric, or a callee."""
+    if caller.activity == LIGHTNING:
+        return True
+    code = frame.f_code
+    return code.co_name.startswith("log") or "torchmetrics" in code.co_filename
 
 
 def _function_of(frame: FrameType) -> Line:

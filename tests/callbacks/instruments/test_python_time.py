@@ -21,6 +21,9 @@ import lightning.pytorch
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from lm_profiler.callbacks.instruments import python_time
@@ -453,6 +456,25 @@ def test_other_packages_have_their_names(monkeypatch: pytest.MonkeyPatch) -> Non
     text = json.dumps(list(range(3000)))
     rows = python_times(lambda: (np.linalg.norm(np.ones(9)), json.loads(text)))
     assert {"numpy", "json"} <= {row.what for row in rows}
+
+
+@pytest.mark.parametrize("is_logging, activity", [(True, "Lightning"), (False, "library")])
+def test_of_lightning_only_what_logs_is_logging(
+    is_logging: bool, activity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of Lightning's functions that a program calls run its training, such as an optimizer's closure."""
+    monkeypatch.setattr(python_time, "following_cost", lambda *clocks: FollowingCost())
+    logger, model = DummyLogger(), BoringModel()
+
+    def calls() -> None:
+        for _ in range(50):
+            if is_logging:
+                logger.log_metrics({"loss": 1.0})
+            else:
+                is_overridden("training_step", model)
+
+    activities = {row.what for row in python_times(calls)}
+    assert activities & {"Lightning", "library"} == {activity}
 
 
 def test_the_package_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
