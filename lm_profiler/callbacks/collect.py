@@ -499,9 +499,18 @@ def _are_fused(loop: Loop) -> bool | None:
         refuses = optimizer.defaults.get("foreach") or optimizer.defaults.get(
             "differentiable"
         )
-        if refuses:
+        if refuses or not _has_floating_weights_alone(optimizer):
             return None
     return False
+
+
+def _has_floating_weights_alone(optimizer: Any) -> bool:
+    """Return whether all weights are floating-point tensors: torch refuses ``fused=True`` for complex ones."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if not torch.is_floating_point(weight):
+                return False
+    return True
 
 
 def lists_of(parameters: Iterable[Any]) -> TensorListFacts:

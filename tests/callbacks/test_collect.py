@@ -46,6 +46,7 @@ def two_groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
         (lambda module: torch.optim.Adam(module.parameters(), foreach=True), None, False),
         (lambda module: torch.optim.Adam(module.parameters(), differentiable=True), None, False),
         (lambda module: torch.optim.LBFGS(module.parameters()), None, False),
+        (lambda module: torch.optim.Adam([nn.Parameter(torch.zeros(4, dtype=torch.complex64))]), None, False),
     ],
 )
 def test_options_that_an_optimizer_has_on(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from lm_profiler.analysis.dataflow.loops import longest_chain
 from lm_profiler.analysis.dataflow.zeros_by_value import ZerosByValue
 from lm_profiler.record.operator_calls import (
     CodeLine,
@@ -128,26 +129,36 @@ class _IgnoredPositions(NamedTuple):
 def _products_at_ignored_positions(step: StepCalls) -> _IgnoredPositions:
     """Return the products of forward and weights whose result gets a gradient of zero at many positions."""
     zero_shares = _zero_shares_of_products(step)
-    # by line and sizes: the storages of the weights of those products whose positions are needed
-    needed_weights: defaultdict[_LineAndSizes, set[int]] = defaultdict(set)
+    # by line and sizes: the products whose positions are needed
+    needed_products: defaultdict[_LineAndSizes, list[int]] = defaultdict(list)
     for product, zero_share in zero_shares.items():
         if zero_share < _MANY_ZERO_POSITIONS:
-            weights = step.trained.intersection(step.calls[product].reads)
-            needed_weights[_line_and_sizes(step, product)].update(weights)
+            needed_products[_line_and_sizes(step, product)].append(product)
     ignored = _IgnoredPositions({}, {})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
         if not has_ignored_positions:
             continue
-        place = _line_and_sizes(step, product)
-        if place not in needed_weights:
+        needed = needed_products.get(_line_and_sizes(step, product), [])
+        if not needed:
             ignored.everywhere[product] = zero_share
-            continue
-        has_other_weight = needed_weights[place].isdisjoint(step.calls[product].reads)
-        if has_other_weight:
+        elif _is_of_last_layer(step, product, needed):
             ignored.in_last_layers[product] = zero_share
     return ignored
+
+
+def _is_of_last_layer(step: StepCalls, product: int, needed: Sequence[int]) -> bool:
+    """Return whether ``product`` has another weight than the ``needed`` products, and depends on one of them.
+
+    Layers that do not depend on each other, such as two heads of a model, are not layers one after another.
+    """
+    weights = step.trained.intersection(step.calls[product].reads)
+    for other in needed:
+        if not weights.isdisjoint(step.calls[other].reads):
+            return False
+    earlier = [other for other in needed if other < product]
+    return bool(earlier) and longest_chain(step, [max(earlier), product]) == 2
 
 
 def _calls_of_products(

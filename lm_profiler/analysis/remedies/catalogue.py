@@ -763,7 +763,8 @@ def _clip_text(finding: Finding, settings: Settings) -> str:
         return "Clip gradients with foreach operators, or check whether clipping is necessary."
     return (
         f"Clip gradients once per step, right before optimizer.step(): they are now clipped after each of {batches} "
-        "batches, although later batches still add to them."
+        "batches, although later batches still add to them. The result differs, so keep it if the gradients of each "
+        "batch must be clipped, as for differential privacy."
     )
 
 

@@ -119,8 +119,9 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
 def _costly_clipping(costs: StepCosts) -> Iterator[Finding]:
     """Find gradients that are clipped after each of several batches; if there are none, find slow clipping.
 
-    Gradients are complete only after the last batch, so the clipping before that is needless. Clipping is slow if it
-    takes twice the share of the step that other findings need.
+    Gradients are complete only after the last batch, so the clipping before that is needless, unless the program means
+    to clip the gradients of each batch. Clipping is slow if it takes twice the share of the step that other findings
+    need.
     """
     settings = costs.settings
     clip_s = costs.regular_s("clip")
@@ -129,6 +130,7 @@ def _costly_clipping(costs: StepCosts) -> Iterator[Finding]:
         yield costs.finding(
             "clip",
             _early_clip_s(costs),
+            may=True,
             phase="clip",
             facts={"batches": settings.clipped_batches / needed_clips},
         )

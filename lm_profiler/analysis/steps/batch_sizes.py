@@ -12,9 +12,8 @@ from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import BatchCount, counts_of_steps
 
 _FEWEST_STEPS = 15  # with fewer steps, a relation may be a coincidence
-_LEAST_SPREAD = (
-    0.02  # the standard deviation that sizes must have, as a share of the mean
-)
+# the standard deviation that sizes must have, as a share of the mean
+_LEAST_SPREAD = 0.02
 # The share of the variation of the step times that sizes must explain. In runs of programs with varying batches it was
 # 53 to 92 % if the model takes longer for larger batches, and below 10 % otherwise.
 _LEAST_EXPLAINED = 0.5

@@ -85,16 +85,17 @@ class ClippedBatches:
     _has_next_batch: bool = False  # since the gradients were clipped
 
     def add(self, codes: Sequence[int]) -> None:
-        """Add the next step; ``codes`` are the parts that begin in it, one after another."""
-        # In a loop without a loader, only calls of the model show where a batch begins.
-        first_part_of_batch = DATA if DATA in codes else FORWARD
+        """Add the next step; ``codes`` are the parts that begin in it, one after another.
+
+        Only a loader's batches count: without one, a backward pass may be that of another loss of the same batch.
+        """
         for code in codes:
             if code == CLIP:
                 if not self._is_clipped:
                     self.count += 1
                 self._is_clipped = True
                 self._has_next_batch = False
-            elif code == first_part_of_batch:
+            elif code == DATA:
                 self._has_next_batch = True
             elif code in (OPTIMIZER, ZERO_GRAD):
                 self._is_clipped = False

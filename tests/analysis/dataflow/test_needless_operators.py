@@ -206,6 +206,15 @@ def one_token_of_the_output(step: Step, hidden: Tensor, labels: Tensor) -> Tenso
     return plain(step, hidden[:1], labels[:1])
 
 
+def two_heads_of_one_class(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Both heads run the same line, but neither depends on the other; the second has few labels."""
+    outputs = []
+    for head in (step.net.block[0], step.net.block[3]):
+        outputs.append(head(hidden))
+    first, second = outputs
+    return plain(step, first, labels) + plain(step, second[:1], labels[:1])
+
+
 def attended(hidden: Tensor) -> Tensor:
     tokens = hidden[None, None]
     return functional.scaled_dot_product_attention(tokens, tokens, tokens)[0, 0]
@@ -1231,6 +1240,7 @@ def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
         (one_token_of_a_repeated_layer, "ignored"),
         (one_token_of_a_repeated_layer, "ignored_at_last"),
         (masked_loss, "ignored_at_last"),
+        (two_heads_of_one_class, "ignored_at_last"),
         (kept_for_later, "unused"),
     ],
 )

@@ -270,7 +270,7 @@ CLIPPED: dict[str, tuple[list[Sequence[int]], tuple[int, int]]] = {
     "for each of two losses of a batch": (
         [[*BATCH, at.CLIP, at.FORWARD, at.BACKWARD, at.CLIP, *UPDATE]], (1, 0),
     ),
-    "in a loop without a loader": ([[at.FORWARD, at.BACKWARD, at.CLIP] * 2 + UPDATE], (2, 1)),
+    "of two networks, in a loop without a loader": ([[at.FORWARD, at.BACKWARD, at.CLIP] * 2 + UPDATE], (1, 0)),
     "before gradients are kept elsewhere and cleared": ([[*BATCH, at.CLIP, at.ZERO_GRAD] * 2 + UPDATE], (2, 0)),
     "for each of two optimizers": ([[*BATCH, at.CLIP, at.OPTIMIZER, *BATCH, at.CLIP, *UPDATE]], (2, 0)),
     "never": ([[*BATCH, *UPDATE]], (0, 0)),
