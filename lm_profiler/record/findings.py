@@ -231,6 +231,7 @@ NeedlessReason = Literal[
     "narrow",  # computed in half precision, which takes longer than float32
     "channels_first",  # convolutions that the memory format channels_last makes faster
     "sparse_layout",  # products with a sparse matrix that the layout CSR makes faster
+    "patches",  # convolutions on patches, which a linear layer makes faster
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another

@@ -152,6 +152,9 @@ class OperatorCall:
     # if it works on images on the CPU, as a convolution does: its seconds with tensors in the memory format
     # ``channels_last`` as a share of its own; None if that is unknown, or if they are in it
     channels_last_share: float | None = None
+    # if it is a convolution on the CPU whose patches do not overlap, or the backward pass of one: its seconds as a
+    # linear layer as a share of its own; None if that is unknown
+    linear_share: float | None = None
     # whether it multiplies by a sparse matrix
     is_sparse_product: bool = False
     # if it does so on the CPU, and the matrix is in COO: its seconds with the matrix in CSR as a share of its own; None

@@ -83,6 +83,9 @@ _LEAST_SHARE = 0.02
 # The least share of the step's time that the memory format channels_last must save. Of seven models, those above it
 # gained 0.7 to 1.7 times the estimate; those below it gained -11 to 18 %: some operators then change the layout back.
 _LEAST_SHARE_OF_LAYOUT = 0.2
+# The least share of the time of a convolution and its backward pass that a linear layer must save: the trials that show
+# it are short.
+_LEAST_SHARE_OF_CONVOLUTION = 0.25
 _SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
 
 
@@ -191,6 +194,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
         yield "narrow", _saved_by(step, attrgetter("float32_share")), None
     yield "channels_first", _saved_by_channels_last(step), None
     yield "sparse_layout", _saved_by_csr(step), None
+    yield "patches", _saved_by_linear_layers(step), None
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
@@ -261,6 +265,24 @@ def _saved_by_csr(step: StepCalls) -> dict[int, float]:
         # Only a call of a backward pass has a forward call.
         if forward is None or step.calls[forward].csr_share is not None:
             shares[number] = share
+    return shares
+
+
+def _saved_by_linear_layers(step: StepCalls) -> dict[int, float]:
+    """Return the convolutions on patches that are slower than linear layers, with the share of time that these save.
+
+    A convolution and its backward pass become a linear layer together.
+    """
+    all_shares = _saved_by(step, attrgetter("linear_share"))
+    shares: dict[int, float] = {}
+    for number in all_shares:
+        if step.calls[number].forward is not None:
+            continue
+        related = [call for call in step.with_backward(number) if call in all_shares]
+        saved_s = sum(all_shares[call] * step.calls[call].seconds for call in related)
+        all_s = sum(step.calls[call].seconds for call in related)
+        if saved_s >= _LEAST_SHARE_OF_CONVOLUTION * all_s:
+            shares.update({call: all_shares[call] for call in related})
     return shares
 
 

@@ -1203,6 +1203,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "patches",
+        _on_operators(
+            "Compute the convolution in {code} as a linear layer, with the same weight: its patches do not overlap, so "
+            "functional.linear(patches.flatten(1), conv.weight.flatten(1), conv.bias) returns the same for patches as "
+            "large as the kernel, which view and permute cut. On this CPU that is faster."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "figures",
         _on_operators(
             "Leave out the computation in {code}, or do it less often (every 50 steps, for example): training does not "

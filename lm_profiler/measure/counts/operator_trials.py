@@ -1,4 +1,4 @@
-"""Repeats operators of a recorded step with changed arguments, such as float32 copies, to find which way is faster."""
+"""Repeats operators of a recorded step in another form, such as with float32 copies, to find which way is faster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     """The seconds of a call in the fastest repetition."""
 
     usual_s: float
-    changed_s: float  # with changed tensors
+    changed_s: float  # with changed tensors, or by another operator
 
 
 class OperatorTrials:
@@ -77,9 +77,14 @@ class OperatorTrials:
         self._trials: dict[Any, Trial | None] = {}
 
     def repeat(
-        self, call: TimedCall, changed_tensor: Callable[[Tensor], Tensor]
+        self,
+        call: TimedCall,
+        changed_tensor: Callable[[Tensor], Tensor],
+        changed_operator: Callable[..., Any] | None = None,
     ) -> Trial | None:
         """Repeat ``call``, also with changed tensors among its arguments, unless that was done for these shapes.
+
+        If there is a ``changed_operator``, that gets the changed arguments.
 
         None if it takes no time or too much, cannot be repeated without an effect, or refuses the changed tensors.
         """
@@ -88,14 +93,19 @@ class OperatorTrials:
         if _bytes_of_copies(call) > max(_SMALL_BYTES, self._room()):
             return None
         shapes = _shapes(call.args), _shapes(sorted(call.kwargs.items()))
-        key = (changed_tensor, call.operator, shapes)
+        key = (changed_tensor, changed_operator, call.operator, shapes)
         has_time = 2 * _TRIALS * call.seconds <= self._seconds_left
         if key not in self._trials and has_time:
-            self._trials[key] = self._measured(call, changed_tensor)
+            self._trials[key] = self._measured(
+                call, changed_tensor, changed_operator or call.operator
+            )
         return self._trials.get(key)
 
     def _measured(
-        self, call: TimedCall, changed_tensor: Callable[[Tensor], Tensor]
+        self,
+        call: TimedCall,
+        changed_tensor: Callable[[Tensor], Tensor],
+        changed_operator: Callable[..., Any],
     ) -> Trial | None:
         """Repeat ``call``; None if the operator refuses the changed tensors."""
         try:
@@ -110,7 +120,9 @@ class OperatorTrials:
                 # in turns, since the speed of a machine drifts
                 for _ in range(_TRIALS):
                     usual_s = min(usual_s, self._timed_s(call.operator, args, kwargs))
-                    seconds = self._timed_s(call.operator, changed_args, changed_kwargs)
+                    seconds = self._timed_s(
+                        changed_operator, changed_args, changed_kwargs
+                    )
                     changed_s = min(changed_s, seconds)
         except (RuntimeError, TypeError) as error:
             if comes_from_outside(error):

@@ -43,6 +43,7 @@ from lm_profiler.measure.counts.linear_maps import (
     tensors_added_elementwise,
 )
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
+from lm_profiler.measure.counts.patch_times import linear_share
 from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.sparse_times import csr_share, is_sparse_product
 from lm_profiler.measure.counts.storage_numbers import StorageNumbers
@@ -395,6 +396,7 @@ class StepOperators:
                 has_half_input=has_half_input(inputs),
                 float32_share=float32_share(timed_call, self._trials),
                 channels_last_share=channels_last_share(timed_call, self._trials),
+                linear_share=linear_share(timed_call, self._trials),
                 is_sparse_product=is_sparse_product(timed_call),
                 csr_share=self._csr_share(timed_call),
                 zero_rows=zero_rows_of_table(name, largest_result),

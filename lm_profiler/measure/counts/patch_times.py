@@ -1,0 +1,119 @@
+"""Finds convolutions on a CPU that a linear layer would compute faster, because their patches do not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
+
+_FORWARD = "aten::convolution"
+_BACKWARD = "aten::convolution_backward"
+
+
+def linear_share(call: TimedCall, trials: OperatorTrials) -> float | None:
+    """Return the time of a convolution, or of its backward pass, as a linear layer as a share of its time.
+
+    The time in which patches are cut and put together counts. None for other calls, for other devices, for patches that
+    overlap or have a single element, and if the time is unknown.
+    """
+    linear: Callable[..., Any]
+    if call.kwargs:  # torch itself passes all arguments by their positions
+        return None
+    if call.name == _FORWARD:
+        images, weight, _, *settings = call.args
+        linear = _linear
+    elif call.name == _BACKWARD:
+        _, images, weight, _, *settings = call.args
+        linear = _linear_backward
+    else:
+        return None
+    if images.device.type != "cpu" or not _cuts_patches(images, weight, settings):
+        return None
+    trial = trials.repeat(call, _unchanged, changed_operator=linear)
+    if trial is None:
+        return None
+    # A repetition finds its memory in use. New memory costs a linear layer as much.
+    saved_s = trial.usual_s - trial.changed_s
+    return 1.0 - saved_s / call.seconds
+
+
+def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
+    """Return whether a convolution with ``settings`` cuts ``images`` into patches as large as its kernel."""
+    strides, padding, dilation, is_transposed, _, groups = settings[:6]
+    kernel = weight.shape[2:]
+    sizes = images.shape[2:]
+    is_plain = not is_transposed and groups == 1 and len(strides) == len(kernel)
+    if not is_plain or any(padding) or set(dilation) != {1} or prod(kernel) == 1:
+        return False
+    for size, length, stride in zip(sizes, kernel, strides, strict=True):
+        # if there is only one patch, its distance from the next one does not matter
+        if size != length and (stride != length or size % length != 0):
+            return False
+    return True
+
+
+def _linear(images: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+    """Return what the convolution returns."""
+    counts = _patch_counts(images, weight)
+    results = functional.linear(_patches(images, weight), weight.flatten(1), bias)
+    samples = results.view(len(images), prod(counts), len(weight))
+    return samples.transpose(1, 2).reshape(len(images), len(weight), *counts)
+
+
+def _linear_backward(
+    gradient: Tensor, images: Tensor, weight: Tensor, *settings: Any
+) -> list[Tensor | None]:
+    """Return the gradients of images, weight and bias, as the backward pass of the convolution does."""
+    needs_images, needs_weight, needs_bias = settings[-1]
+    rows = gradient.flatten(2).transpose(1, 2).flatten(0, 1)
+    gradients: list[Tensor | None] = [None, None, None]
+    if needs_images:
+        gradients[0] = _images(rows @ weight.flatten(1), images, weight)
+    if needs_weight:
+        gradients[1] = (rows.t() @ _patches(images, weight)).view_as(weight)
+    if needs_bias:
+        gradients[2] = rows.sum(0)
+    return gradients
+
+
+def _patch_counts(images: Tensor, weight: Tensor) -> list[int]:
+    """Return how many patches there are along each dimension of an image."""
+    lengths = zip(images.shape[2:], weight.shape[2:], strict=True)
+    return [size // length for size, length in lengths]
+
+
+def _patches(images: Tensor, weight: Tensor) -> Tensor:
+    """Return the patches of ``images`` as rows, ordered by image and place."""
+    if images.shape[1:] == weight.shape[1:]:
+        return images.flatten(1)
+    divided_shape = [*images.shape[:2]]
+    for count, length in zip(
+        _patch_counts(images, weight), weight.shape[2:], strict=True
+    ):
+        divided_shape += [count, length]
+    dimensions = len(divided_shape)
+    counts, lengths = range(2, dimensions, 2), range(3, dimensions, 2)
+    patches = images.reshape(divided_shape).permute(0, *counts, 1, *lengths)
+    return patches.reshape(-1, weight[0].numel())
+
+
+def _images(patches: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    """Return the images, of the shape of ``images``, whose ``_patches`` are ``patches``."""
+    if images.shape[1:] == weight.shape[1:]:
+        return patches.view(images.shape)
+    counts = _patch_counts(images, weight)
+    divided = patches.view(len(images), *counts, *weight.shape[1:])
+    channels = 1 + len(counts)
+    order = [0, channels]
+    for dimension in range(1, channels):
+        order += [dimension, channels + dimension]
+    return divided.permute(order).reshape(images.shape)
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
