@@ -5,7 +5,7 @@ hide changes of the program. But a slower machine lengthens all parts of a step,
 lengthens one or two of them. So each step time is divided into two factors: the time that the step would take at the
 machine's usual speed, and the slowness of the machine. How strongly a part follows the machine is estimated from quick
 moves of all parts. So a part that the program lengthens slowly, while the machine becomes faster, is not mistaken for
-one that does not depend on the machine. Waiting for a CPU, which the operating system counts, is removed before.
+one that does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.cpu_waits import CpuWaits
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.levels import SMALLEST_CHANGE, LevelFollower
 from lm_profiler.analysis.watch.step_blocks import (
@@ -30,7 +29,6 @@ from lm_profiler.analysis.watch.step_blocks import (
     logs_of,
 )
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run_record import StepCounters
 
 # All changes and distances of times are differences of natural logarithms: 0.1 is about 10 %.
 
@@ -75,7 +73,6 @@ _BEYOND_RESPONSE = 0.05
 
 # -- how far the machine's speed usually varies
 _BLOCKS_REMEMBERED = 800
-_PRESENT_BLOCKS = 25  # the last blocks, which show the present speed
 _BLOCKS_APART = 50  # the distance over which variations are measured: a thousand steps
 _FEWEST_BLOCKS_APART = 4  # the shortest such distance, for short runs
 _DISTANCES_IN_RUN = 6  # the run must be at least this many times the distance
@@ -99,30 +96,18 @@ class MachineSpeed:
 
     def __init__(self) -> None:
         self.usual_step_s = 0.0  # 0 until it is known
-        self._waits = CpuWaits()
-        self._unfinished = UnfinishedBlock(columns=len(TIMED) + 1)
+        self._unfinished = UnfinishedBlock()
         self._usual_parts = _UsualParts()
         # the steps in whole blocks that have not been returned
         self._steps: StepNumbers = np.empty(0, np.int64)
-        # (n, TIMED) their seconds without waiting for a CPU; (n,) those of the whole steps with it
-        self._seconds: Seconds = np.empty((0, len(TIMED)))
-        self._step_with_waits_s: Seconds = np.empty(0)
+        self._seconds: Seconds = np.empty((0, len(TIMED)))  # their seconds
         # for each of the last blocks, the logarithm of the factor by which the machine was slower than usual
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
-        # the same without waiting for a CPU, for the last blocks only
-        self._computing_logs: deque[float] = deque(maxlen=_PRESENT_BLOCKS)
         self._follower = LevelFollower(self._is_worth_reporting)
 
     @property
     def slowness(self) -> float:
-        """The factor by which steps are slower now than usual, without their waiting for a CPU."""
-        if not self._computing_logs:
-            return 1.0
-        return math.exp(float(np.mean(self._computing_logs)))
-
-    @property
-    def slowness_with_waits(self) -> float:
-        """The factor by which steps are slower now than usual, with their waiting; 1 before it is known."""
+        """The factor by which the machine is slower now than usual; 1 before it is known."""
         step_s = self._follower.level_s
         if step_s is None:
             return 1.0
@@ -137,10 +122,7 @@ class MachineSpeed:
         return max(SMALLEST_CHANGE, remaining_variation)
 
     def remove(
-        self,
-        steps: StepNumbers,
-        seconds: Seconds,
-        counters: Sequence[StepCounters] = (),
+        self, steps: StepNumbers, seconds: Seconds
     ) -> tuple[StepNumbers, Seconds]:
         """Return the seconds that steps would have taken at the machine's usual speed.
 
@@ -150,17 +132,11 @@ class MachineSpeed:
         Args:
             steps: the numbers of the next steps.
             seconds: (n, TIMED) the seconds of their parts, and of the whole steps in the last column.
-            counters: the readings of counters since the last call.
         """
         fewest_blocks = 1 if self._usual_parts.are_known else _FIRST_BLOCKS
-        without_waits_s = self._waits.remove(steps, seconds, counters)
-        columns_s = np.column_stack([without_waits_s, seconds[:, -1]])
-        steps, columns_s = self._unfinished.fill(steps, columns_s, fewest_blocks)
+        steps, seconds = self._unfinished.fill(steps, seconds, fewest_blocks)
         self._steps = np.concatenate([self._steps, steps])
-        self._seconds = np.concatenate([self._seconds, columns_s[:, :-1]])
-        self._step_with_waits_s = np.concatenate(
-            [self._step_with_waits_s, columns_s[:, -1]]
-        )
+        self._seconds = np.concatenate([self._seconds, seconds])
         return self._remove_from_blocks(run_is_over=False)
 
     def _remove_from_blocks(self, run_is_over: bool) -> tuple[StepNumbers, Seconds]:
@@ -174,10 +150,8 @@ class MachineSpeed:
         count = len(moves) * BLOCK
         steps = self._steps[:count]
         seconds = self._seconds[:count]
-        step_with_waits_s = self._step_with_waits_s[:count]
         self._steps = self._steps[count:]
         self._seconds = self._seconds[count:]
-        self._step_with_waits_s = self._step_with_waits_s[count:]
         if not moves:
             return steps, seconds
 
@@ -185,12 +159,8 @@ class MachineSpeed:
         parts_s = seconds[:, :-1]
         program_parts_s = parts_s * np.exp(-moves_by_step)
         program_s = np.column_stack([program_parts_s, program_parts_s.sum(axis=1)])
-        program_logs = logs_of(cut_into_blocks(steps, program_s))
-        # by what factor the machine was slower than usual: without waiting for a CPU, and with it
-        computing_logs = logs_of(blocks[: len(moves)]) - program_logs
-        self._computing_logs.extend(computing_logs.tolist())
-        with_waits_s = np.column_stack([parts_s, step_with_waits_s])
-        slowness_logs = logs_of(cut_into_blocks(steps, with_waits_s)) - program_logs
+        program_blocks = cut_into_blocks(steps, program_s)
+        slowness_logs = logs_of(blocks[: len(moves)]) - logs_of(program_blocks)
         self._pass_to_follower(steps, slowness_logs)
         return steps, program_s
 

@@ -48,9 +48,9 @@ class StepBlock(NamedTuple):
 class UnfinishedBlock:
     """Keeps the steps after the last full block."""
 
-    def __init__(self, columns: int = len(TIMED)) -> None:
+    def __init__(self) -> None:
         self._steps: StepNumbers = np.empty(0, np.int64)
-        self._seconds: Seconds = np.empty((0, columns))
+        self._seconds: Seconds = np.empty((0, len(TIMED)))
 
     def fill(
         self, steps: StepNumbers, seconds: Seconds, fewest_blocks: int = 1

@@ -118,7 +118,7 @@ class WatchedRun:
         program_s = self.levels.level_s
         if program_s is None:
             return None
-        return program_s * self._machine.slowness_with_waits
+        return program_s * self._machine.slowness
 
     def add(
         self,
@@ -150,7 +150,7 @@ class WatchedRun:
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
         if not self.on_device:
-            numbers, seconds = self._machine.remove(numbers, seconds, counters)
+            numbers, seconds = self._machine.remove(numbers, seconds)
             self.levels.smallest_change = self._machine.smallest_program_change
         self.levels.add(numbers, seconds)
         return self._changed_events(slow, run_is_over=False)

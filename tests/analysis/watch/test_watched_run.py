@@ -37,24 +37,56 @@ class Loop:
 
 
 @pytest.mark.parametrize("every", [1, 5])
-def test_waiting_for_a_cpu_is_the_cause_of_a_level(every: int) -> None:
-    """Readings of every step, or of five steps together, of which each waits for 0 to 60 ms of 0.1 s in a part."""
+@pytest.mark.parametrize("part", ["data", "forward"])
+@pytest.mark.parametrize("waited_s", [0.008, 0.02])
+def test_waiting_that_stays_is_one_change_of_its_part(waited_s: float, part: str, every: int) -> None:
+    """Threads or processes of the program itself may cause it. Readings are of every step, or of five together."""
+    loop = Loop()
+    loop.parts_s[3000:, PARTS.index(part)] += waited_s
+    known = {"wall_s": 0.1, "between_s": 0.1 * (every - 1), "gc_s": 0.0}
+    loop.counters = [
+        StepCounters(step=step, **known, cpu_wait_s=every * waited_s * (step > 3000))
+        for step in range(every, N + 1, every)
+    ]
+    (level,) = loop.events()
+    assert (level.kind, level.part, level.cause) == ("level", part, "waiting for a CPU")
+    assert level.since_step == pytest.approx(3001, abs=1)
+    assert level.against == pytest.approx(0.1, rel=0.01)
+    assert level.now == pytest.approx(0.1 + waited_s, rel=0.01)
+    assert level.cause_s == pytest.approx(waited_s, rel=0.1)
+
+
+def test_waiting_between_steps_hides_no_change_of_a_part() -> None:
+    """From step 2001 on, 60 ms of waiting lie between two steps; from step 4001 on, forward is 25 % longer."""
+    loop = Loop()
+    loop.parts_s[4000:, PARTS.index("forward")] *= 1.25
+    loop.counters = [
+        StepCounters(step=step, wall_s=0.1, between_s=0.12 * (step > 2000), gc_s=0.0, cpu_wait_s=0.06 * (step > 2000))
+        for step in range(1, N + 1)
+    ]
+    (level,) = loop.events()
+    assert (level.kind, level.part) == ("level", "forward")
+    assert level.since_step == pytest.approx(4001, abs=5)
+    assert level.against == pytest.approx(0.1, rel=0.01)
+    assert level.now == pytest.approx(0.1 + 0.25 * 0.03, rel=0.01)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_waiting_in_all_parts_is_the_cause_of_a_level(every: int) -> None:
+    """Readings of every step, or of five steps together, of which each waits for 0 to 60 ms of 0.1 s."""
     loop = Loop()
     waited_s = np.zeros(N)
-    rng = np.random.default_rng(1)
-    waited_s[3000:] = rng.uniform(0.0, 0.06, N - 3000)
-    parts = rng.choice(len(PARTS), size=N, p=SHARES / SHARES.sum())
-    loop.parts_s[np.arange(N), parts] += waited_s
+    waited_s[3000:] = np.random.default_rng(1).uniform(0.0, 0.06, N - 3000)
+    loop.parts_s += waited_s[:, None] * SHARES / SHARES.sum()
     known = {"wall_s": 0.1, "between_s": 0.1 * (every - 1), "gc_s": 0.0}
     loop.counters = [
         StepCounters(step=step, **known, cpu_wait_s=waited_s[step - every : step].sum())
         for step in range(every, N + 1, every)
     ]
-    levels = [event for event in loop.events() if event.kind == "level"]
-    assert {(level.in_all_parts, level.part) for level in levels} == {(True, None)}
-    assert levels[0].cause == "waiting for a CPU"
-    assert levels[0].since_step == pytest.approx(3001, abs=20)
-    assert levels[0].cause_s == pytest.approx(0.03, rel=0.1)
+    (level,) = [event for event in loop.events() if event.kind == "level"]
+    assert (level.in_all_parts, level.part, level.cause) == (True, None, "waiting for a CPU")
+    assert level.since_step == pytest.approx(3001, abs=20)
+    assert level.cause_s == pytest.approx(0.03, rel=0.1)
 
 
 def test_a_little_waiting_is_no_cause_of_a_level() -> None:
