@@ -101,7 +101,14 @@ def end_lines(record: RunRecord) -> list[str]:
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """Return everything in a run's record, in sections; what is unknown is left out."""
     lines = failure_lines(record)
-    for lines_of in (verdict_lines, step_lines, ranks_lines, why_lines, _expert_line):
+    for lines_of in (
+        verdict_lines,
+        findings_lines,
+        step_lines,
+        ranks_lines,
+        why_lines,
+        _expert_line,
+    ):
         lines += lines_of(record)
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
