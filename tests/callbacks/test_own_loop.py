@@ -554,7 +554,7 @@ ENTRIES = {
     "__init__", "install", "restore", "count_only", "close_step", "_report_what_was_not_seen",  # outside of steps
     "_close_named_phases", "_report_once", "_report_nested_loop",  # for wrong use, which this program has none of
     "_continue_step",  # for a loader that is a batch ahead, which this program has none of
-    "_mark_method", "_marked_method", "_mark_methods_of_calls",  # for models that the program does not call
+    "_mark_method", "_begin_method", "_mark_methods_of_calls",  # for models that the program does not call
     "_hook", "_hook_children", "_fail_optimizer", "see_host_batches", "mark_optimizers",
 }  # fmt: skip
 HOOKS = [name for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES]

@@ -29,6 +29,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
+from types import CodeType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -40,7 +41,8 @@ from lm_profiler.analysis.watch.ledger import EPOCH, LAST_BATCH, VALIDATION
 from lm_profiler.callbacks.marks.loader_passes import DEAD_REFERENCE, LoaderPasses
 from lm_profiler.callbacks.marks.model_methods import (
     ModelMethod,
-    forward_method,
+    marked_method,
+    methods_of,
     running_methods,
 )
 from lm_profiler.callbacks.marks.step_counter import StepCounter
@@ -79,8 +81,8 @@ NESTED_DATA = "run.data is used inside another run.data: the batches of both cou
 # Hooks are added to the children of modules whose calls are not seen, down to this depth.
 _MOST_LEVELS = 3
 _MOST_SEARCHES = 8  # for the modules of new optimizers; each takes some 0.3 s
-# At so many backward passes, the methods are searched by which the program calls a model that is not called itself.
-_METHOD_SEARCHES = 8
+# In so many steps, the methods are searched by which the program calls a model that is not called itself.
+_METHOD_SEARCH_STEPS = 8
 
 
 class Autocast(NamedTuple):
@@ -138,11 +140,13 @@ class HookMarks:
         self._searches_left = _MOST_SEARCHES
         # modules whose methods and children are marked, because the program does not call them as ``module(batch)``
         self._uncalled_modules: list[nn.Module] = []
+        # their methods, by the code that these run
+        self._methods: dict[CodeType, ModelMethod] = {}
         self._marked_methods: set[ModelMethod] = set()
-        self._method_searches_left = 0
-        # for each marked call since the last backward pass: the methods of these modules on its stack, the innermost
+        self._method_search_steps_left = 0
+        # for the marked calls since the last backward pass: the methods of these modules on the stack, the innermost
         # first
-        self._methods_of_calls: list[list[ModelMethod]] = []
+        self._methods_of_calls: set[tuple[ModelMethod, ...]] = set()
         self._is_active = False
 
         # what runs now
@@ -279,35 +283,29 @@ class HookMarks:
                 continue
             parts += module.children()
             self._uncalled_modules.append(module)
-            method = forward_method(module)
-            if method is not None:
-                self._mark_method(method)
+            methods = methods_of(module)
+            self._methods.update(methods)
+            for method in methods.values():
+                if method.name == "forward":
+                    self._mark_method(method)
         self._hook(parts)
-        self._method_searches_left = _METHOD_SEARCHES
+        self._method_search_steps_left = _METHOD_SEARCH_STEPS
 
     def _mark_method(self, method: ModelMethod) -> None:
         """Mark ``method`` of the modules that the program does not call: its calls count as calls of the module."""
         if method not in self._marked_methods:
             self._marked_methods.add(method)
-            self._replaced.replace(method.kind, method.name, self._marked_method)
+            begins = self._guard.wrap(self._begin_method)
+            ends = self._guard.wrap(self._end_forward)
+            mark = partial(marked_method, begins=begins, ends=ends)
+            self._replaced.replace(method.kind, method.name, mark)
 
-    def _marked_method(self, method: Function) -> Function:
-        """Return ``method`` with marks at its calls on the modules that the program does not call."""
-
-        def marked_method(module: Any, *args: Any, **kwargs: Any) -> Any:
-            is_uncalled = any(module is uncalled for uncalled in self._uncalled_modules)
-            if _is_compiling() or not is_uncalled:
-                return method(module, *args, **kwargs)
-            self._run_guarded(self._begin_forward, module, args, kwargs)
-            try:
-                output = method(module, *args, **kwargs)
-            except BaseException:
-                self._run_guarded(self._end_forward, module, args, None)
-                raise
-            self._run_guarded(self._end_forward, module, args, output)
-            return output
-
-        return marked_method
+    def _begin_method(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Note that a marked method of ``module`` is called; return whether the program does not call the module."""
+        if not any(module is uncalled for uncalled in self._uncalled_modules):
+            return False
+        self._begin_forward(module, args, kwargs)
+        return True
 
     def _mark_methods_of_calls(self) -> None:
         """Mark the methods by which the program ran the forward passes since the last backward pass.
@@ -316,9 +314,8 @@ class HookMarks:
         that also runs this backward pass, such as that of a whole training step or epoch, is no forward pass.
         """
         methods_of_calls = self._methods_of_calls
-        self._methods_of_calls = []
-        self._method_searches_left -= 1
-        around_backward = running_methods(self._uncalled_modules)
+        self._methods_of_calls = set()
+        around_backward = running_methods(self._methods)
         for methods in methods_of_calls:
             forward_methods = [
                 method for method in methods if method not in around_backward
@@ -355,6 +352,9 @@ class HookMarks:
         self._batches = 0
         self._calls = 0
         self._backwards = 0
+        if self._method_search_steps_left > 0:
+            self._method_search_steps_left -= 1
+            self._methods_of_calls.clear()
 
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
         """Return whether a call of ``modules`` or of a loader is for validation now.
@@ -602,8 +602,8 @@ class HookMarks:
             note_call = self._note_call
             self._note_call = None
             note_call(module, (args, kwargs))
-        if self._method_searches_left > 0:
-            self._methods_of_calls.append(running_methods(self._uncalled_modules))
+        if self._method_search_steps_left > 0:
+            self._methods_of_calls.add(running_methods(self._methods))
         self._forward_is_marked = True
         timeline = self.timeline
         timeline.note((tape.FORWARD, timeline.clock()))

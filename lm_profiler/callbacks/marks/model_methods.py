@@ -1,15 +1,19 @@
-"""Finds the methods by which a program calls its model, if it does not call it as ``model(batch)``."""
+"""Finds and marks the methods by which a program calls its model, if it does not call it as ``model(batch)``."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
-from inspect import unwrap
+from collections.abc import Mapping
 from traceback import walk_stack
-from types import FrameType
-from typing import NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
 from torch import nn
+from torch.compiler import is_compiling
+
+from lm_profiler.callbacks.marks.torch_hooks import Function
+from lm_profiler.measure.boundary import Hook
 
 
 class ModelMethod(NamedTuple):
@@ -19,39 +23,64 @@ class ModelMethod(NamedTuple):
     name: str
 
 
-def forward_method(module: nn.Module) -> ModelMethod | None:
-    """Return the ``forward`` of ``module``; None if it is torch's own, which the model shares with other modules."""
+def methods_of(module: nn.Module) -> dict[CodeType, ModelMethod]:
+    """Return the methods of ``module`` that can be marked, by the code that they run.
+
+    These are plain functions. What a decorator returns may be called in another way, or have attributes of its own.
+    Methods of torch are left out, because the model shares them with other modules.
+    """
+    methods: dict[CodeType, ModelMethod] = {}
     for kind in type(module).__mro__:
-        if "forward" in vars(kind):
-            return None if _is_of_torch(kind) else ModelMethod(kind, "forward")
-    return None
-
-
-def running_methods(modules: Sequence[nn.Module]) -> list[ModelMethod]:
-    """Return the methods of ``modules`` that run now, the innermost first."""
-    methods: list[ModelMethod] = []
-    for frame, _ in walk_stack(sys._getframe(1)):
-        method = _method_of(frame, modules)
-        if method is not None:
-            methods.append(method)
+        if kind.__module__.partition(".")[0] == "torch":
+            continue
+        for name, function in vars(kind).items():
+            if _is_plain_method(name, function):
+                methods.setdefault(function.__code__, ModelMethod(kind, name))
     return methods
 
 
-def _method_of(frame: FrameType, modules: Sequence[nn.Module]) -> ModelMethod | None:
-    """Return the method that ``frame`` runs, if it is a method of one of ``modules``; None for other functions."""
-    code = frame.f_code
-    if code.co_argcount == 0:
-        return None
-    first_argument = frame.f_locals.get(code.co_varnames[0])
-    if not any(module is first_argument for module in modules):
-        return None
-    for kind in type(first_argument).__mro__:
-        function = vars(kind).get(code.co_name)
-        # A decorated method runs the code of the function that its wrapper calls.
-        if callable(function) and getattr(unwrap(function), "__code__", None) is code:
-            return None if _is_of_torch(kind) else ModelMethod(kind, code.co_name)
-    return None
+def _is_plain_method(name: str, function: object) -> bool:
+    """Return whether ``function``, the attribute ``name`` of a class, is a method without a decorator."""
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return False
+    is_special = name.startswith("__")
+    # The code has the name of the decorator's inner function if that does not set ``__wrapped__``.
+    return function.__code__.co_name == name and not is_special
 
 
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
+def running_methods(
+    methods: Mapping[CodeType, ModelMethod],
+) -> tuple[ModelMethod, ...]:
+    """Return those of ``methods`` that run now, the innermost first.
+
+    Frames are told apart by their code. Their local variables are not read: before Python 3.13 that would keep them
+    alive until the function returns.
+    """
+    running: list[ModelMethod] = []
+    for frame, _ in walk_stack(sys._getframe(1)):
+        method = methods.get(frame.f_code)
+        if method is not None:
+            running.append(method)
+    return tuple(running)
+
+
+def marked_method(method: Function, begins: Hook, ends: Hook) -> Function:
+    """Return ``method`` with ``begins`` called before each call, and ``ends`` after it if ``begins`` returned True.
+
+    It refers to nothing else of ours: cloudpickle copies it with a class of ``__main__``, and copied hooks do nothing.
+    """
+
+    def marked(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not begins(module, args, kwargs):
+            return method(module, *args, **kwargs)
+        try:
+            output = method(module, *args, **kwargs)
+        except BaseException:
+            ends(module, args, None)
+            raise
+        ends(module, args, output)
+        return output
+
+    # ``inspect.getfullargspec`` does not follow ``__wrapped__``.
+    marked.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return marked
