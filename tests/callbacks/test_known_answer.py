@@ -1,7 +1,9 @@
 """The instruments report what is known to be true of a loop, in every way that Lightning can run one."""
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from known_loop import (
 )
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from lm_profiler.record.run_record import read_run
@@ -123,6 +126,9 @@ def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool,
 class ManualWithTorchsClipping(Manual):
     """Calls torch's function, which asks for parameters while it clips."""
 
+    imports_name = False
+    stored = partial(clip_grad_norm_, max_norm=1.0)
+
     def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError
 
@@ -131,7 +137,9 @@ class ManualWithTorchsClipping(Manual):
         loss = self.loss()
         optimizer.zero_grad()
         self.manual_backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.slow_parameters(), 1.0)
+        clip = clip_grad_norm_ if self.imports_name else torch.nn.utils.clip_grad_norm_
+        clip(self.slow_parameters(), 1.0)
+        pickle.dumps([clip, self.stored])
         return loss
 
     def slow_parameters(self) -> Iterator[Tensor]:
@@ -139,14 +147,36 @@ class ManualWithTorchsClipping(Manual):
         yield from self.parameters()
 
 
-def test_manual_optimization_with_torchs_clipping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("imports_name", [False, True])
+def test_manual_optimization_with_torchs_clipping(tmp_path: Path, imports_name: bool) -> None:
     clip = torch.nn.utils.clip_grad_norm_
+    module = ManualWithTorchsClipping()
+    module.imports_name = imports_name
     profiler = make_profiler(warmup=1, measure=5)
-    trainer_with([profiler], tmp_path).fit(ManualWithTorchsClipping(), SlowLoader())
+    trainer_with([profiler], tmp_path).fit(module, SlowLoader())
     waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
     truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
     assert_times(profiler, truth, measure=5, waits=waits)
     assert torch.nn.utils.clip_grad_norm_ is clip
+    assert clip_grad_norm_ is clip
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def compiled_clipping(parameters: list[Tensor]) -> None:
+    clip_grad_norm_(parameters, 1.0)
+
+
+def test_a_compiled_function_that_clips_is_compiled_as_without_us(tmp_path: Path) -> None:
+    class CompiledClipping(Manual):
+        def gradients(self, optimizer: Any) -> Tensor:
+            loss = self.loss()
+            self.manual_backward(loss)
+            compiled_clipping(list(self.parameters()))
+            return loss
+
+    trainer = trainer_with([make_profiler(warmup=1, measure=5)], tmp_path)
+    trainer.fit(CompiledClipping(), SlowLoader())
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 6
 
 
 def test_under_manual_optimization_each_batch_is_a_step(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
+from pkgutil import resolve_name
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.marks.namespaces import lightning_base_of
+from lm_profiler.callbacks.marks.torch_hooks import Function, Replacements
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -59,8 +62,7 @@ class OptimizerMarks:
         self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
         clip = Span(self._timeline, tape.CLIP)
         self._wrap_in_context(module, "clip_gradients", clip)
-        for function_name in _CLIPPING_FUNCTIONS:
-            self._wrap_in_context(torch.nn.utils, function_name, OnThisThread(clip))
+        self._mark_clipping_functions(OnThisThread(clip))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
         wrappers = LightningModule.optimizers(module)
         if not isinstance(wrappers, list):
@@ -69,6 +71,18 @@ class OptimizerMarks:
             self._wrap_in_context(
                 optimizer, "zero_grad", Span(self._timeline, tape.ZERO_GRAD)
             )
+
+    def _mark_clipping_functions(self, clip: OnThisThread) -> None:
+        """Mark torch's functions for clipping, also in modules that have imported them by name."""
+        guard = self._timeline.guard
+
+        def mark(function: Function) -> Function:
+            return _MethodInContext(torch.nn.utils, function.__name__, clip, guard)
+
+        replacements = Replacements()
+        self._undo.callback(replacements.undo)
+        functions = [getattr(torch.nn.utils, name) for name in _CLIPPING_FUNCTIONS]
+        replacements.replace_everywhere(dict.fromkeys(functions, mark))
 
     def _wrap_in_context(
         self, owner: Any, name: str, context: AbstractContextManager[None]
@@ -148,6 +162,8 @@ class _Wrapper:
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
+        if isinstance(self._owner, ModuleType):  # which pickle does not support
+            return resolve_name, (f"{self._owner.__name__}:{self._name}",)
         return getattr, (self._owner, self._name)
 
 
@@ -163,6 +179,8 @@ class _MethodInContext(_Wrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method within the context; no error of the context reaches training."""
+        if torch.compiler.is_compiling():
+            return self._method(*args, **kwargs)
         guard = self._guard
         context = self._context
         guard.run(context.__enter__)

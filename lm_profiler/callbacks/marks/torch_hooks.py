@@ -159,17 +159,22 @@ class Replacements:
     def replace_everywhere(
         self, wraps: Mapping[Function, Callable[[Function], Function]]
     ) -> None:
-        """Replace functions in all modules, also in those that have imported them by name.
+        """Replace functions in all modules that have imported them by name.
 
-        ``wraps`` maps each function to what makes its replacement.
+        ``wraps`` maps each function to what makes its replacement. The module that defines a function keeps it: pickle
+        looks there for functions that the program stored before.
         """
         # by identity, because other values in modules may not be hashable
         wrap_by_id = {id(original): wrap for original, wrap in wraps.items()}
-        for module in list(sys.modules.values()):
+        for module_name, module in list(sys.modules.items()):
             attributes = dict(getattr(module, "__dict__", {}))
             for name, value in attributes.items():
                 wrap = wrap_by_id.get(id(value))
-                if wrap is not None:
+                if wrap is None:
+                    continue
+                place = (value.__module__, value.__qualname__)
+                is_defined_here = place == (module_name, name)
+                if not is_defined_here:
                     self.replace(module, name, wrap)
 
     def undo(self) -> None:
