@@ -147,9 +147,7 @@ class ManualWithTorchsClipping(Manual):
         yield from self.parameters()
 
 
-@pytest.mark.parametrize("imports_name", [False, True])
-def test_manual_optimization_with_torchs_clipping(tmp_path: Path, imports_name: bool) -> None:
-    clip = torch.nn.utils.clip_grad_norm_
+def assert_clipping_is_timed(tmp_path: Path, imports_name: bool) -> None:
     module = ManualWithTorchsClipping()
     module.imports_name = imports_name
     profiler = make_profiler(warmup=1, measure=5)
@@ -157,8 +155,22 @@ def test_manual_optimization_with_torchs_clipping(tmp_path: Path, imports_name: 
     waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
     truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
     assert_times(profiler, truth, measure=5, waits=waits)
+
+
+@pytest.mark.parametrize("imports_name", [False, True])
+def test_manual_optimization_with_torchs_clipping(tmp_path: Path, imports_name: bool) -> None:
+    clip = torch.nn.utils.clip_grad_norm_
+    assert_clipping_is_timed(tmp_path, imports_name)
     assert torch.nn.utils.clip_grad_norm_ is clip
     assert clip_grad_norm_ is clip
+
+
+def test_clipping_that_a_program_has_put_in_place_of_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partial has no name of its own."""
+    programs_own = partial(clip_grad_norm_, norm_type=2.0)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", programs_own)
+    assert_clipping_is_timed(tmp_path, imports_name=False)
+    assert torch.nn.utils.clip_grad_norm_ is programs_own
 
 
 @torch.compile(backend="eager", fullgraph=True)

@@ -826,7 +826,7 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
     sentence = f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input"
     if finding.file is not None:
         sentence += f", at {_line_or_operator(finding)}"
-    return f"{sentence}."
+    return f"{sentence}. Keep both if their dropout must differ (R-Drop, SimCSE)."
 
 
 def _recomputation_text(finding: Finding, settings: Settings) -> str:
@@ -925,7 +925,7 @@ def _repeated_text(finding: Finding, settings: Settings) -> str:
         return (
             f"Run each batch through the model once: {code} runs forward and backward again on the same batch, with "
             "the same weights. The closure of an optimizer contains both; if it was called before, pass one that only "
-            "returns the loss."
+            "returns the loss (not to LBFGS, which needs the whole closure)."
         )
     return f"Reuse the first result: {code} repeats a computation of the same step on the same values."
 

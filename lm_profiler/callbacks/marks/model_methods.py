@@ -70,15 +70,17 @@ def marked_method(method: Function, begins: Hook, ends: Hook) -> Function:
     It refers to nothing else of ours: cloudpickle copies it with a class of ``__main__``, and copied hooks do nothing.
     """
 
-    def marked(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not begins(module, args, kwargs):
-            return method(module, *args, **kwargs)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        # Without a positional argument it was called by its class, such as ``Net.loss(self=net)``: that is not marked.
+        if is_compiling() or not args or not begins(args[0], args[1:], kwargs):
+            return method(*args, **kwargs)
+        module, *inputs = args
         try:
-            output = method(module, *args, **kwargs)
+            output = method(*args, **kwargs)
         except BaseException:
-            ends(module, args, None)
+            ends(module, inputs, None)
             raise
-        ends(module, args, output)
+        ends(module, inputs, output)
         return output
 
     # ``inspect.getfullargspec`` does not follow ``__wrapped__``.

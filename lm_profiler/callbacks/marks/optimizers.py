@@ -74,20 +74,24 @@ class OptimizerMarks:
 
     def _mark_clipping_functions(self, clip: OnThisThread) -> None:
         """Mark torch's functions for clipping, also in modules that have imported them by name."""
-        guard = self._timeline.guard
-
-        def mark(function: Function) -> Function:
-            return _MethodInContext(torch.nn.utils, function.__name__, clip, guard)
-
+        utils = torch.nn.utils
+        wraps: dict[Function, Callable[[Function], Function]] = {}
+        for name in _CLIPPING_FUNCTIONS:
+            marked = _MethodInContext(utils, name, clip, self._timeline.guard)
+            # the same one in all modules; by the attribute, because a program may have put its own function there
+            wraps[getattr(utils, name)] = partial(_return_marked, marked)
         replacements = Replacements()
         self._undo.callback(replacements.undo)
-        functions = [getattr(torch.nn.utils, name) for name in _CLIPPING_FUNCTIONS]
-        replacements.replace_everywhere(dict.fromkeys(functions, mark))
+        replacements.replace_everywhere(wraps)
 
     def _wrap_in_context(
         self, owner: Any, name: str, context: AbstractContextManager[None]
     ) -> None:
         wrap_in_context(owner, name, context, self._timeline.guard, self._undo)
+
+
+def _return_marked(marked: Function, function: Function) -> Function:
+    return marked
 
 
 class OnThisThread(AbstractContextManager[None]):

@@ -172,8 +172,10 @@ class Replacements:
                 wrap = wrap_by_id.get(id(value))
                 if wrap is None:
                     continue
-                place = (value.__module__, value.__qualname__)
-                is_defined_here = place == (module_name, name)
+                # a program may have put a partial or an object there, which has neither
+                defined_in = getattr(value, "__module__", None)
+                defined_as = getattr(value, "__qualname__", None)
+                is_defined_here = (defined_in, defined_as) == (module_name, name)
                 if not is_defined_here:
                     self.replace(module, name, wrap)
 

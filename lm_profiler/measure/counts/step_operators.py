@@ -269,15 +269,21 @@ class StepOperators:
         """Return the state of each parameter that an optimizer updates."""
         _, optimizers = self._parties()
         states = []
+        checksums: dict[int, int | None] = {}  # by storage, which many may share
         for parameter in _updated_parameters(optimizers):
+            if parameter.layout is not torch.strided:
+                continue
+            weight = self._state_of(parameter)
+            if weight.storage not in checksums:
+                checksums[weight.storage] = _checksum(parameter)
             gradient = parameter.grad
             gradient_state = None
             if gradient is not None and gradient.layout is torch.strided:
                 gradient_state = self._state_of(gradient)
             states.append(
                 _ParameterState(
-                    weight=self._state_of(parameter),
-                    checksum=_checksum(parameter),
+                    weight=weight,
+                    checksum=checksums[weight.storage],
                     gradient=gradient_state,
                 )
             )

@@ -92,6 +92,7 @@ LOSSES = {
     "class": lambda net, batch: net.of_class(net, batch),
     "bound": lambda net, batch: net.bound(batch),
     "cached": lambda net, batch: net.cached(batch),
+    "by its class": lambda net, batch: Net.plain(self=net, batch=batch),
     "keywords": lambda net, batch: net.with_keywords(module=batch),
 }
 
