@@ -28,7 +28,7 @@ _FEWEST_SAMPLES = 8
 _LOADERS = "/torch/utils/data/"  # the folder of torch's code of loaders
 # parts of a step in which its batch has not arrived
 _BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
-_FORWARD_METHOD = ".forward"
+_FORWARD_METHOD = "forward"
 _LARGE_SHARE = 0.5  # the share of the samples that a function must have
 
 # the lines of the program on the stack, the outermost first
@@ -148,7 +148,8 @@ def _stack_of(frame: FrameType) -> _Stack:
     for line in user_lines(frame, callees_left_out=nn.Module.__call__.__code__):
         code_line = CodeLine(*line)
         # The lines inside of ``model(batch)`` are left out already, but a program may also call ``model.forward``.
-        is_of_model = code_line.function.endswith(_FORWARD_METHOD)
+        # before Python 3.11 the name is without that of the class
+        is_of_model = code_line.function.rpartition(".")[2] == _FORWARD_METHOD
         if is_of_model and lines:
             break
         lines.append(code_line)
