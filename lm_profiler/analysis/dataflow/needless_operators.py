@@ -32,7 +32,6 @@ from lm_profiler.analysis.dataflow.packed_sequences import (
 )
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
-    calls_of_last_layers,
     calls_on_broadcasts,
     products_in_costly_order,
     products_with_zeros,
@@ -157,11 +156,10 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)
     yield "summed", calls_of_summed_layers(step), None
     yield "zeros", products_with_zeros(step), None
-    ignored = calls_at_ignored_positions(step)
+    ignored, in_last_layers = calls_at_ignored_positions(step)
     yield "ignored", ignored, step.place_of(_products_among(step, ignored))
-    of_last_layers = calls_of_last_layers(step)
-    last_products = _products_among(step, of_last_layers)
-    yield "ignored_at_last", of_last_layers, step.place_of(last_products)
+    last_products = _products_among(step, in_last_layers)
+    yield "ignored_at_last", in_last_layers, step.place_of(last_products)
     broadcast = calls_on_broadcasts(step)
     makers = [number for number in broadcast if step.calls[number].broadcasts]
     yield "broadcast", broadcast, step.place_of(makers)

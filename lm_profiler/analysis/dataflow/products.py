@@ -92,49 +92,38 @@ def _is_rectified(step: StepCalls, storage: int, before: int) -> bool:
     return False
 
 
-def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
+class IgnoredPositions(NamedTuple):
+    """Calls at many positions whose gradient is zero: by their numbers, the share of these positions."""
+
+    everywhere: dict[int, float]  # in lines that compute no position which is needed
+    # In lines that other layers, with other weights, run for needed positions. An example is the last block of a
+    # classifier that uses one token of the output: the blocks before it run the same lines, and need all tokens. If a
+    # loop applies one layer again and again, for example to the elements of sequences, no layer is the last one.
+    in_last_layers: dict[int, float]
+
+
+def calls_at_ignored_positions(step: StepCalls) -> IgnoredPositions:
     """Return calls that compute many positions whose gradient is zero, so that the loss does not depend on them.
 
     Examples are ignored labels, padding, and unused outputs. The calls are products with a weight, and operators of
     about the same size that use their results.
-
-    A line that also computes products whose positions are needed is left out: see ``calls_of_last_layers``.
-
-    Returns:
-        by the number of the call, the share of its positions whose gradient is zero.
     """
-    return _calls_of_products(step, _products_at_ignored_positions(step).everywhere)
+    products = _products_at_ignored_positions(step)
+    return IgnoredPositions(
+        _calls_of_products(step, products.everywhere),
+        _calls_of_products(step, products.in_last_layers),
+    )
 
 
-def calls_of_last_layers(step: StepCalls) -> dict[int, float]:
-    """Return calls that compute many positions whose gradient is zero, in lines that other layers run for needed ones.
-
-    An example is the last block of a classifier that uses one token of the output: the blocks before it run the same
-    lines, and need all tokens. These other layers must have other weights: if a loop applies one layer again and again,
-    for example to the elements of sequences, no layer is the last one.
-
-    Returns:
-        by the number of the call, the share of its positions whose gradient is zero.
-    """
-    return _calls_of_products(step, _products_at_ignored_positions(step).in_last_layers)
-
-
-class _IgnoredPositions(NamedTuple):
-    """Products whose gradient is zero at many positions: by their numbers, the share of these positions."""
-
-    everywhere: dict[int, float]  # no product of the same line and sizes is needed
-    in_last_layers: dict[int, float]  # there are needed ones, with other weights
-
-
-def _products_at_ignored_positions(step: StepCalls) -> _IgnoredPositions:
-    """Return the products of forward and weights whose result gets a gradient of zero at many positions."""
+def _products_at_ignored_positions(step: StepCalls) -> IgnoredPositions:
+    """Return the products of forward with weights among the ``calls_at_ignored_positions``."""
     zero_shares = _zero_shares_of_products(step)
     # by line and sizes: the products whose positions are needed
     needed_products: defaultdict[_LineAndSizes, list[int]] = defaultdict(list)
     for product, zero_share in zero_shares.items():
         if zero_share < _MANY_ZERO_POSITIONS:
             needed_products[_line_and_sizes(step, product)].append(product)
-    ignored = _IgnoredPositions({}, {})
+    ignored = IgnoredPositions({}, {})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0

@@ -38,11 +38,7 @@ def channels_last_share(call: TimedCall, trials: OperatorTrials) -> float | None
     if not are_of_cpu or not is_any_first:
         return None
     trial = trials.repeat(call, _with_channels_last)
-    if trial is None:
-        return None
-    # A repetition finds its memory in use. What new memory costs the call does not depend on the layout.
-    saved_s = trial.usual_s - trial.changed_s
-    return 1.0 - saved_s / call.seconds
+    return None if trial is None else trial.changed_share(call)
 
 
 def _has_channels_first(tensor: Tensor) -> bool:

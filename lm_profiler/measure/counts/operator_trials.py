@@ -57,6 +57,14 @@ class Trial(NamedTuple):
     usual_s: float
     changed_s: float  # with changed tensors, or by another operator
 
+    def changed_share(self, call: TimedCall) -> float:
+        """Return the time that ``call`` itself would take if it was changed, as a share of its time.
+
+        A repetition finds its memory in use. What new memory costs the call stays the same if it is changed.
+        """
+        saved_s = self.usual_s - self.changed_s
+        return 1.0 - saved_s / call.seconds
+
 
 class OperatorTrials:
     """Repeats calls of operators on the CPU; each operator once for each shape of its arguments and each change.

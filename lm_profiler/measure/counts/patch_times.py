@@ -35,11 +35,7 @@ def linear_share(call: TimedCall, trials: OperatorTrials) -> float | None:
     if images.device.type != "cpu" or not _cuts_patches(images, weight, settings):
         return None
     trial = trials.repeat(call, _unchanged, changed_operator=linear)
-    if trial is None:
-        return None
-    # A repetition finds its memory in use. New memory costs a linear layer as much.
-    saved_s = trial.usual_s - trial.changed_s
-    return 1.0 - saved_s / call.seconds
+    return None if trial is None else trial.changed_share(call)
 
 
 def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
@@ -59,10 +55,13 @@ def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bo
 
 def _linear(images: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     """Return what the convolution returns."""
+    samples = len(images)
+    channels = len(weight)  # of the result
     counts = _patch_counts(images, weight)
-    results = functional.linear(_patches(images, weight), weight.flatten(1), bias)
-    samples = results.view(len(images), prod(counts), len(weight))
-    return samples.transpose(1, 2).reshape(len(images), len(weight), *counts)
+    patches = _patches(images, weight)
+    results = functional.linear(patches, weight.flatten(1), bias)
+    results = results.view(samples, prod(counts), channels)
+    return results.transpose(1, 2).reshape(samples, channels, *counts)
 
 
 def _linear_backward(
@@ -89,22 +88,26 @@ def _patch_counts(images: Tensor, weight: Tensor) -> list[int]:
 
 def _patches(images: Tensor, weight: Tensor) -> Tensor:
     """Return the patches of ``images`` as rows, ordered by image and place."""
-    if images.shape[1:] == weight.shape[1:]:
+    is_one_patch = images.shape[1:] == weight.shape[1:]
+    if is_one_patch:
         return images.flatten(1)
+    # samples, channels, and for each dimension of an image: the number of patches, and the length of a patch
     divided_shape = [*images.shape[:2]]
-    for count, length in zip(
-        _patch_counts(images, weight), weight.shape[2:], strict=True
-    ):
-        divided_shape += [count, length]
-    dimensions = len(divided_shape)
-    counts, lengths = range(2, dimensions, 2), range(3, dimensions, 2)
-    patches = images.reshape(divided_shape).permute(0, *counts, 1, *lengths)
+    counts = _patch_counts(images, weight)
+    for count, length in zip(counts, weight.shape[2:], strict=True):
+        divided_shape.append(count)
+        divided_shape.append(length)
+    divided = images.reshape(divided_shape)
+    dimensions_of_counts = range(2, divided.dim(), 2)
+    dimensions_of_lengths = range(3, divided.dim(), 2)
+    patches = divided.permute(0, *dimensions_of_counts, 1, *dimensions_of_lengths)
     return patches.reshape(-1, weight[0].numel())
 
 
 def _images(patches: Tensor, images: Tensor, weight: Tensor) -> Tensor:
     """Return the images, of the shape of ``images``, whose ``_patches`` are ``patches``."""
-    if images.shape[1:] == weight.shape[1:]:
+    is_one_patch = images.shape[1:] == weight.shape[1:]
+    if is_one_patch:
         return patches.view(images.shape)
     counts = _patch_counts(images, weight)
     divided = patches.view(len(images), *counts, *weight.shape[1:])

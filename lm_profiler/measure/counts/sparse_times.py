@@ -36,10 +36,7 @@ def csr_share(call: TimedCall, trials: OperatorTrials) -> float | None:
         if matrix.requires_grad or matrix.device.type != "cpu":
             return None
     trial = trials.repeat(call, _in_csr)
-    if trial is None:
-        return None
-    saved_s = trial.usual_s - trial.changed_s
-    return 1.0 - saved_s / call.seconds
+    return None if trial is None else trial.changed_share(call)
 
 
 def _in_csr(tensor: Tensor) -> Tensor:
