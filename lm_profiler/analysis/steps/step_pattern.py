@@ -6,7 +6,7 @@ A pattern has a period of p values. The positions within the period are its phas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     """
     longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
     best_splits = [
-        _splits_by_gain(residuals, period)[0] for period in range(2, longest + 1)
+        next(_splits_by_gain(residuals, period)) for period in range(2, longest + 1)
     ]
     if not best_splits:
         return None
@@ -124,8 +124,8 @@ def _best_separate_split(residuals: Series, period: int) -> _Split | None:
     return None
 
 
-def _splits_by_gain(residuals: Series, period: int) -> list[_Split]:
-    """Return the splits of the phases of ``period`` by how well they explain the residuals, the best first.
+def _splits_by_gain(residuals: Series, period: int) -> Iterator[_Split]:
+    """Yield the splits of the phases of ``period`` by how well they explain the residuals, the best first.
 
     The phases are sorted by their median, and divided at one place into lower and higher ones.
     """
@@ -158,20 +158,17 @@ def _splits_by_gain(residuals: Series, period: int) -> list[_Split]:
     gains_by_chance = 2.0 * np.log(choices)
     gains = differences**2 / variances - gains_by_chance
 
-    ordered_splits: list[_Split] = []
     for place in np.argsort(-gains, kind="stable"):
         phases_below = order[: place + 1]
         phases_above = order[place + 1 :]
         minority = phases_below
         if phases_above.size <= phases_below.size:
             minority = phases_above
-        split = _Split(
+        yield _Split(
             gain=float(gains[place]),
             period=period,
             minority=tuple(sorted(minority.tolist())),
         )
-        ordered_splits.append(split)
-    return ordered_splits
 
 
 def _number_of_splits(period: int, phases: int) -> int:

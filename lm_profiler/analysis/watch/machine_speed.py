@@ -49,9 +49,8 @@ _CHANGED_DISTANCE = 0.1  # the program has changed a part that is farther from w
 # step has changed by.
 _FAR_BEYOND = 0.25
 _SHARE_BEYOND = 0.5
-_BLOCKS_BEFORE = (
-    10  # blocks before such a change with whose median those after it are compared
-)
+# blocks before such a change with whose median those after it are compared
+_BLOCKS_BEFORE = 10
 _FEWEST_BEFORE = 3
 _BLOCKS_AFTER = 10  # blocks after it that show whether it lasts
 _FEWEST_LASTING = 7  # the fewest of these in which the parts are far beyond the others
