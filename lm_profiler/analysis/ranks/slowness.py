@@ -255,9 +255,10 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
     if noise.size < FEWEST_VALUES:
         return math.inf
     # by coefficient
-    score, _, errors = ar1_means(noise - noise.mean())
+    fits = ar1_means(noise - noise.mean())
     # The prior (1 - PHI) favours weak autocorrelation: without it, ten steps would be too few for any result.
-    weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)
-    mean_square = float(weights @ errors**2) / float(weights.sum())
+    likelihoods = np.exp(-0.5 * (fits.scores - fits.scores.min()))
+    weights = likelihoods * (1.0 - PHI)
+    mean_square = float(weights @ fits.standard_errors**2) / float(weights.sum())
     # ``ar1_means`` assumes that only the mean was fitted, but the model has more parameters
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,30 +90,44 @@ def mean_interval(values: ArrayLike) -> Interval | None:
         return None
     mean = float(array.mean())
     scale = mean or 1.0
-    # From here on, all values are deviations from the mean, as a share of it. One entry per coefficient:
-    scores, centres, standard_errors = ar1_means(array / scale - 1.0)
-    likelihoods = np.exp(-0.5 * (scores - scores.min()))
-    posterior = likelihoods / np.sqrt(1.0 - PHI**2)  # times Jeffreys' prior
-    posterior /= posterior.sum()
+    # From here on, all values are deviations from the arithmetic mean, as a share of it.
+    fits = ar1_means(array / scale - 1.0)
+    posterior = _posterior_of_coefficients(fits.scores)
 
-    # (draws,) Draws from the averaged distribution: each coefficient, by its index, is used in proportion to its
-    # posterior probability.
+    # (draws,) Evenly spaced draws from the averaged distribution: each coefficient, by its index, is used in proportion
+    # to its posterior probability.
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
     coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
-    errors = _draws_of_student(count - 1) * standard_errors[coefficients]
-    # how far a draw is from the arithmetic mean, which is 0 here
-    distances = np.abs(errors + centres[coefficients])
+    errors = _draws_of_student(count - 1) * fits.standard_errors[coefficients]
+    # The interval is centred on the arithmetic mean, which is 0 here, because that is the mean that is reported. The
+    # distances from it allow for the fitted means, which differ from it.
+    distances = np.abs(errors + fits.means[coefficients])
     half = abs(scale) * float(np.quantile(distances, 0.95))
     lag1 = float(posterior @ PHI)
     return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
 
 
-def ar1_means(values: Series) -> tuple[Series, Series, Series]:
-    """Fit the mean of AR(1) ``values`` for each coefficient of ``PHI``, by generalised least squares.
+def _posterior_of_coefficients(scores: Series) -> Series:
+    """Return (coefficients,) the posterior probability of each coefficient of ``PHI``, under Jeffreys' prior.
 
-    Returns:
-        (coefficients,) each: -2 log of the marginal likelihood; the mean; its standard error.
+    ``scores`` are -2 log likelihood.
     """
+    likelihoods = np.exp(-0.5 * (scores - scores.min()))
+    jeffreys_prior = 1.0 / np.sqrt(1.0 - PHI**2)
+    weights = likelihoods * jeffreys_prior
+    return np.asarray(weights / weights.sum())
+
+
+class Ar1Means(NamedTuple):
+    """The mean of a series, fitted for each coefficient of ``PHI``; arrays are (coefficients,)."""
+
+    scores: Series  # -2 log of the marginal likelihood: the lower, the better
+    means: Series
+    standard_errors: Series
+
+
+def ar1_means(values: Series) -> Ar1Means:
+    """Fit the mean of AR(1) ``values`` for each coefficient of ``PHI``, by generalised least squares."""
     first_value = values[0]
     earlier_values = values[:-1]
     later_values = values[1:]
@@ -134,7 +149,7 @@ def ar1_means(values: Series) -> tuple[Series, Series, Series]:
     # the noise is at least ``FINEST``
     variance = squares_about_mean / count_later + FINEST**2 * first_weight
     score = count_later * np.log(variance) - np.log(first_weight) + np.log(weight)
-    return score, mean, np.sqrt(variance / weight)
+    return Ar1Means(score, mean, np.sqrt(variance / weight))
 
 
 def poisson_factors(events: float) -> tuple[float, float]:

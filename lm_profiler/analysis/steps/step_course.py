@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -537,20 +538,20 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     """
     centred = values - np.median(values)
     shapes, is_decay = _unit_shapes(values.size)
-    # The fit of a level alone, and of a level plus each shape, by coefficient. A slope is the size of a shape.
-    level_scores = np.empty(coefficients)
-    shape_scores = np.empty((coefficients, len(shapes)))
-    slopes = np.empty((coefficients, len(shapes)))
-    for index in range(coefficients):
-        coefficient = float(_COEFFICIENTS[index])
-        fitted = _fit_shapes(centred, coefficient)
-        level_scores[index], shape_scores[index], slopes[index] = fitted
+    # one fit for each coefficient, each of a level alone, and of a level plus each shape
+    fits = [
+        _fit_shapes(centred, float(coefficient))
+        for coefficient in _COEFFICIENTS[:coefficients]
+    ]
+    level_scores = np.array([fit.level_score for fit in fits])
+    shape_scores = np.stack([fit.shape_scores for fit in fits])
+    slopes = np.stack([fit.slopes for fit in fits])
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
     mean_level_score, _ = _averaged_over_coefficients(level_scores, prior)
     mean_shape_scores, posterior = _averaged_over_coefficients(shape_scores, prior)
     mean_slopes = (posterior * slopes).sum(axis=0)
-    gains = mean_level_score - mean_shape_scores
+    gains = mean_level_score - mean_shape_scores  # the lower a score, the better
     # A decay with a negative slope rises to its final level, which is not a warm-up.
     rises_to_level = is_decay & (mean_slopes <= 0)
     gains[rises_to_level] = -np.inf
@@ -581,12 +582,16 @@ def _regressors(count: int, coefficient: float) -> _Regressors:
     return _Regressors(constant, shapes, constant_weight, shapes_on_constant, weights)
 
 
-def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Series]:
-    """Fit a level to ``values``, and a level plus each of the unit shapes, under AR(1) noise of ``coefficient``.
+class _ShapeFits(NamedTuple):
+    """Fits to one series under one AR(1) coefficient: of a level alone, and of a level plus each unit shape."""
 
-    Returns:
-        the score of the level, (shapes,) the score with each shape, and (shapes,) the slope of each shape.
-    """
+    level_score: float  # of the level alone
+    shape_scores: Series  # (shapes,) of the level plus each shape
+    slopes: Series  # (shapes,) the factor by which each shape is multiplied
+
+
+def _fit_shapes(values: Series, coefficient: float) -> _ShapeFits:
+    """Fit a level to ``values``, and a level plus each of the unit shapes, under AR(1) noise of ``coefficient``."""
     count = values.size
     first_weight = 1.0 - coefficient**2
     regressors = _regressors(count, coefficient)
@@ -608,7 +613,7 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
     unexplained = np.maximum(squares - slopes**2 * regressors.weights, 0.0)
     variances = unexplained / (count - 2) + finest_variance
     shape_scores = (count - 1) * np.log(variances) + np.log(regressors.weights)
-    return level_score, shape_scores + common_score, slopes
+    return _ShapeFits(level_score, shape_scores + common_score, slopes)
 
 
 def _whitened(values: Series, coefficient: float) -> Series:

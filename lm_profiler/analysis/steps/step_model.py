@@ -239,10 +239,10 @@ class StepModel:
         inliers = self._weighted_inlier_interval(values)
         if inliers is None:
             return None
-        odd_below, odd_above = self._margins_of_odd_steps(values)
+        odd_steps = self._margins_of_odd_steps(values)
         mean = self.mean_of(values)
-        low = mean - math.hypot(inliers.mean - inliers.low, odd_below)
-        high = mean + math.hypot(inliers.high - inliers.mean, odd_above)
+        low = mean - math.hypot(inliers.mean - inliers.low, odd_steps.below)
+        high = mean + math.hypot(inliers.high - inliers.mean, odd_steps.above)
         return Interval(mean, low, high, inliers.lag1)
 
     def level_interval(self, values: Series) -> Interval | None:
@@ -357,37 +357,46 @@ class StepModel:
         half = (unweighted.high - unweighted.mean) * math.sqrt(variance_ratio)
         return _interval_around(self._inlier_mean(values), half, unweighted.lag1)
 
-    def _margins_of_odd_steps(self, values: Series) -> tuple[float, float]:
-        """Return by how much the long-run mean may be lower, and higher, because only a few odd steps were observed."""
+    def _margins_of_odd_steps(self, values: Series) -> _Margins:
+        """Return how far the mean in the long run may be from this one, because only a few odd steps were observed."""
         is_odd = self._in_stretch(self.odd)
         if not is_odd.any():
-            return 0.0, 0.0
+            return _Margins(below=0.0, above=0.0)
         class_means = self._class_means(values)
         odd_classes = self._in_stretch(self._classes)[is_odd]
         usual = np.array([class_means[label] for label in odd_classes.tolist()])
         # what each odd step adds to the mean; negative for a step that is faster than usual
         odd_values = self._in_stretch(values)[is_odd]
         costs = self.weights[is_odd] * (odd_values - usual)
-        slow_less, slow_more = _margins_of_costs(costs[costs > 0.0])
-        fast_less, fast_more = _margins_of_costs(-costs[costs < 0.0])
-        # The mean is lower with fewer slow odd steps, or with more fast ones.
-        reach_below = math.hypot(slow_less, fast_more)
-        reach_above = math.hypot(slow_more, fast_less)
-        return reach_below, reach_above
+        cost_of_slow = _margins_of_costs(costs[costs > 0.0])
+        gain_of_fast = _margins_of_costs(-costs[costs < 0.0])
+        # The mean is lower with fewer slow odd steps, or with more fast ones. Both numbers are independent, so that
+        # their margins add up as squares.
+        return _Margins(
+            below=math.hypot(cost_of_slow.below, gain_of_fast.above),
+            above=math.hypot(cost_of_slow.above, gain_of_fast.below),
+        )
 
     def _in_stretch(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.begin : self.end]
 
 
-def _margins_of_costs(costs: Series) -> tuple[float, float]:
+class _Margins(NamedTuple):
+    """How far an observed sum or mean may be from its value in the long run; both are positive."""
+
+    below: float
+    above: float
+
+
+def _margins_of_costs(costs: Series) -> _Margins:
     """Return how much less, and how much more, events may cost in the long run than the observed ``costs``."""
     if not costs.size:
-        return 0.0, 0.0
+        return _Margins(below=0.0, above=0.0)
     cost = float(costs.sum())
     # the effective number of events: as if all cost the same
     events = cost**2 / float(costs @ costs)
     low_factor, high_factor = poisson_factors(events)
-    return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
+    return _Margins(below=cost * (1.0 - low_factor), above=cost * (high_factor - 1.0))
 
 
 def _interval_around(mean: float, half: float, lag1: float) -> Interval:

@@ -56,12 +56,20 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     ]
     if not best_splits:
         return None
-    period = _split_of_shortest_period(best_splits).period
+    period = _shortest_nearly_best(best_splits).period
+    offsets = _offsets(residuals, period, smallest)
+    if np.ptp(offsets) < smallest:
+        return None
+    return Pattern(period, offsets - _offset_of_base(offsets))
 
+
+def _offsets(residuals: Series, period: int, smallest: float) -> Series:
+    """Return (period,) how far each phase is above or below the base, found by one split after another."""
     unexplained = residuals.copy()
     offsets = np.zeros(period)
+    # each split sets at least one more phase apart, so that there are fewer splits than phases
     for _ in range(period):
-        split = _best_separate_split(unexplained, period)
+        split = _best_split_beyond_chance(unexplained, period)
         if split is None:
             break
         is_minority = split.is_minority(unexplained.size)
@@ -72,14 +80,14 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
             break
         unexplained[is_minority] -= difference
         offsets[list(split.minority)] += difference
+    return offsets
 
-    if np.ptp(offsets) < smallest:
-        return None
-    # The base, whose offset is 0, is the most frequent level; of two alternating levels, it is the lower one.
-    base_offset = np.median(offsets)
-    if period == 2:
-        base_offset = offsets.min()
-    return Pattern(period, offsets - float(base_offset))
+
+def _offset_of_base(offsets: Series) -> float:
+    """Return the offset of the base, which is the most frequent level; of two alternating levels, the lower one."""
+    if offsets.size == 2:
+        return float(offsets.min())
+    return float(np.median(offsets))
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class _Split:
         return np.isin(phases, self.minority)
 
 
-def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
+def _shortest_nearly_best(splits: Sequence[_Split]) -> _Split:
     """Return the split of the shortest period that gains nearly as much as the best one.
 
     A pattern also repeats after two or more periods, so that longer periods may gain about as much. ``splits`` are
@@ -110,11 +118,12 @@ def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
     return max(splits, key=lambda split: split.gain)  # all gains are negative
 
 
-def _best_separate_split(residuals: Series, period: int) -> _Split | None:
-    """Return the split of ``period`` that gains most, of those that are no chance; None if there is none.
+def _best_split_beyond_chance(residuals: Series, period: int) -> _Split | None:
+    """Return the split of ``period`` that gains most among those that chance does not explain; None if there is none.
 
-    The best of all may be chance: if a long step makes the next one a little longer, both phases together gain most,
-    because a step counts for at most ``_CLIP`` deviations, but the second is not beyond all others.
+    The split with the highest gain may fail this check. For example, a long step may make the next one a little longer.
+    Then the phases of both steps together gain most, because a step counts for at most ``_CLIP`` deviations, but the
+    values of the second phase are not beyond the others.
     """
     for split in _splits_by_gain(residuals, period):
         if split.gain < _NEEDED_GAIN:
