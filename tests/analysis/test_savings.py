@@ -541,6 +541,17 @@ def test_a_fused_optimizer_is_certain_where_it_was_measured(record: RunRecord, c
     assert [not finding.may for finding in found] == certain
 
 
+def test_a_fused_optimizer_still_waits_in_the_code_of_the_program() -> None:
+    """Of the 40 ms of the optimizer, a function of the program that wraps it sleeps for 30."""
+    record = record_with(
+        {"optimizer": 40.0},
+        settings=Settings(fused_optimizer=False),
+        python_times=[python_line(30.0, "time.sleep", phase="optimizer")],
+        thread_use=thread_use_of(asleep_ms=30.0, wall_ms=40.0, phase="optimizer"),
+    )
+    assert found_in(record, "optimizer").saves_s == pytest.approx(0.75 * 10e-3, rel=0.05)
+
+
 def test_a_fused_optimizer_still_moves_its_bytes() -> None:
     """Of 40 ms at least 25 are for the bytes; on a busy machine no rate is known well enough to tell."""
     record = record_with(
@@ -1027,6 +1038,17 @@ def test_a_full_queue_needs_no_more_workers() -> None:
         thread_use=thread_use_of(asleep_ms=50.0, wall_ms=60.0, phase="data"),
     )
     assert "num_workers=0" in remedy_of(found_in(record, "input"), record)
+
+
+def test_workers_that_empty_their_queue_are_too_slow_though_half_of_it_is_left() -> None:
+    """In 10 steps of 100 ms the workers made 6 batches, and the queue went from 15 to 11 of 16."""
+    record = record_with(
+        {"data": 10.0},
+        settings=Settings(num_workers=2, cores=4),
+        loader=LoaderFacts(workers=2, ahead=16, ready_before=15, ready_after=11, awake_share=0.1),
+        lasting_step_s=0.167,
+    )
+    assert "num_workers from 2 to" in remedy_of(found_in(record, "input"), record)
 
 
 def test_workers_that_take_longer_to_load_than_to_send_stay() -> None:

@@ -13,6 +13,8 @@ from lm_profiler.record.run_record import FIRST_BATCH, Finding
 # The share of the padding's time that batches of similar lengths save: some padding remains, and small operators take
 # as long with fewer positions. Of the pairs of a preference data set it was half.
 _SAVED_BY_SIMILAR_LENGTHS = 0.6
+# A smaller share of a step may only seem to be hidden by prefetched batches, because a batch is counted as a whole.
+_LEAST_HIDDEN_WAIT = 0.2
 
 
 def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
@@ -111,7 +113,9 @@ def _suggested_workers(costs: StepCosts) -> dict[str, float]:
     if workers is None or cores is None or rest_s <= 0.0:
         return {}
     # Workers that compute most of the time are too slow, whatever the training thread does meanwhile.
-    has_free_workers = workers > 0 and not _workers_are_busy(costs)
+    has_free_workers = (
+        workers > 0 and not _workers_are_busy(costs) and not _empties_queue(costs)
+    )
     if has_free_workers and (_is_thread_busy(costs) or _keeps_queue_full(costs)):
         return {"takes_over": 1.0, "loading_s": _loading_s(costs)}
     # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
@@ -171,6 +175,11 @@ def _is_thread_busy(costs: StepCosts) -> bool:
         return False
     had_cpu_s = use.wall_s - use.no_cpu_s
     return had_cpu_s > 0.0 and use.ran_s >= 0.5 * had_cpu_s
+
+
+def _empties_queue(costs: StepCosts) -> bool:
+    """Return whether the loop took batches so much faster than the workers make them that it will have to wait."""
+    return costs.hidden_wait_s >= _LEAST_HIDDEN_WAIT * costs.step_s
 
 
 def _keeps_queue_full(costs: StepCosts) -> bool:

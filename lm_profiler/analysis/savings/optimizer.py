@@ -157,7 +157,12 @@ def _fusing_is_measured(costs: StepCosts) -> bool:
 
 def _saved_by_fusing(costs: StepCosts) -> float:
     """Return the seconds that a fused optimizer saves."""
-    optimizer_s = costs.regular_s("optimizer")
+    # without the program's own Python code in the optimizer's step, which a fused optimizer runs, too
+    own_code_s = 0.0
+    for finding in find_slow_python(costs):
+        if finding.phase == "optimizer":
+            own_code_s += finding.saves_s
+    optimizer_s = max(costs.regular_s("optimizer") - own_code_s, 0.0)
     # A fused optimizer still has to move its bytes. Their least time is subtracted if it is known; on a busy machine
     # the memory bandwidth is not known well enough.
     floor = costs.record.floors.get("optimizer")
