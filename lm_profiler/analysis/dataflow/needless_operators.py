@@ -229,9 +229,10 @@ def _computes_in_half_precision(step: StepCalls) -> bool:
 def _saved_by(
     step: StepCalls, share_of: Callable[[OperatorCall], float | None]
 ) -> dict[int, float]:
-    """Return the calls that were tried with changed tensors, with the share of their time that these save.
+    """Return the calls that were tried with changed tensors, with the share of their time that the change saves.
 
-    ``share_of`` returns the time with changed tensors as a share of a call's time; it may be above 1.
+    ``share_of`` returns the time with changed tensors as a share of a call's time, or None if the call was not tried.
+    It may be above 1; the saved share is then negative.
     """
     shares = {}
     for number, call in enumerate(step.calls):
@@ -254,14 +255,16 @@ def _saved_by_channels_last(step: StepCalls) -> dict[int, float]:
 def _saved_by_csr(step: StepCalls) -> dict[int, float]:
     """Return the products with a constant sparse matrix in COO, with the share of their time that CSR saves.
 
-    Only a constant matrix can be converted once. If the step computes the matrix, or its gradient, the product of
-    forward has no ``csr_share``. A product of its backward pass may have one, but then it does not count either.
+    Only a matrix that stays the same can be converted once, before training. If the step computes it, or its gradient,
+    ``csr_share`` of the product in forward is None. The products of the backward pass then do not count either.
     """
+    all_shares = _saved_by(step, attrgetter("csr_share"))
     shares = {}
-    for number, share in _saved_by(step, attrgetter("csr_share")).items():
+    for number, share in all_shares.items():
         forward = step.calls[number].forward
-        # Only a call of a backward pass has a forward call.
-        if forward is None or step.calls[forward].csr_share is not None:
+        # a call of forward has no forward call of its own
+        is_constant = forward is None or forward in all_shares
+        if is_constant:
             shares[number] = share
     return shares
 

@@ -167,7 +167,7 @@ _LineAndSizes = tuple[CodeLine | None, int, int, int]
 
 
 def _line_and_sizes(step: StepCalls, number: int) -> _LineAndSizes:
-    """Return what the product ``number`` has in common with those of other layers, such as the blocks of a model."""
+    """Return the line and the sizes of the product ``number``; equal layers, such as a model's blocks, share them."""
     product = step.calls[number].product
     assert product is not None
     lines = step.lines_of(number)

@@ -56,11 +56,12 @@ _ROW_COPIES = (
     "aten::scatter_add",
     "aten::scatter_add_",
 )
-# the largest share of a place's time in layers and losses
+# A place is a line or a function, with all that it calls.
+# A place may spend at most this share of its time in layers and losses.
 _MOST_IN_LAYERS = 0.05
-# the smallest share of the operators of forward and backward that a place must have, by their time
+# A place must take at least this share of the time of the operators of forward and backward.
 _LEAST_SHARE = 0.15
-# the share of the time of a place with which a place within it is the one to name
+# A place within the costliest one is reported instead if it takes at least this share of its time.
 _MAIN_SHARE = 0.8
 _WHOLE_FUNCTION = 0  # stands for a whole function, in place of the number of a line
 
@@ -210,69 +211,72 @@ def _calls_of_losses(step: StepCalls) -> set[int]:
 
 
 def _calls_of_layers(step: StepCalls) -> set[int]:
-    """Return the calls of forward that apply weights, or what was computed from weights alone, to other tensors.
-
-    A storage that no call has written yet existed before the step: it is a weight, possibly a frozen one, or the batch.
-    """
+    """Return the calls of forward that apply weights, or what was computed from weights alone, to other tensors."""
     layers: set[int] = set()
-    # storages of trained weights, and of what was computed from weights alone
-    weight_storages = set(step.trained)
-    storages_written_in_step: set[int] = set()
+    storages = _KnownStorages(step.trained)
     for number, call in enumerate(step.calls):
         if call.phase != _FORWARD:
             continue
-        # A backward pass in forward is that of a sampler or a penalty.
+        # Forward contains backward passes if a sampler or a penalty needs gradients.
         is_backward_of_layer = call.forward in layers
-        is_layer = _is_layer(call, weight_storages, storages_written_in_step)
-        if is_layer or is_backward_of_layer:
+        if storages.has_layer(call) or is_backward_of_layer:
             layers.add(number)
-        elif _uses_weights_alone(call, weight_storages, storages_written_in_step):
-            weight_storages.update(call.writes)
-        reads_what_existed = storages_written_in_step.isdisjoint(call.reads)
-        # autocast copies frozen weights in each step; the copies count as frozen weights
-        copies_frozen_weight = call.name in _COPIES and reads_what_existed
-        if not copies_frozen_weight:
-            storages_written_in_step.update(call.writes)
+        elif storages.has_only_weights(call):
+            storages.weights.update(call.writes)
+        storages.note_writes(call)
     return layers
 
 
-def _is_layer(
-    call: OperatorCall,
-    weight_storages: Collection[int],
-    storages_written_in_step: Collection[int],
-) -> bool:
-    """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product.
+class _KnownStorages:
+    """What is known of storages after the calls of forward so far.
 
-    All operators of torch's recurrent cells count, because the program cannot fuse them, and all products with a sparse
-    matrix, as in graph networks.
+    A storage that the step has not written existed before: it is a frozen weight, or belongs to the batch.
     """
-    if call.is_of_cell or call.is_sparse_product:
-        return True
-    if call.product is None:
-        return call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION)
-    factors = {call.product.left.storage, call.product.right.storage}
-    has_weight = not factors.isdisjoint(weight_storages)
-    has_only_weights = factors.issubset(weight_storages)
-    # such as the frozen weight of a teacher
-    has_factor_from_before = not factors.issubset(storages_written_in_step)
-    return not has_only_weights and (has_weight or has_factor_from_before)
 
+    def __init__(self, trained: Collection[int]) -> None:
+        # the storages of trained weights, and of what was computed from weights alone
+        self.weights = set(trained)
+        self._written_in_step: set[int] = set()
 
-def _uses_weights_alone(
-    call: OperatorCall,
-    weight_storages: Collection[int],
-    storages_written_in_step: Collection[int],
-) -> bool:
-    """Return whether a call that is no layer computes from weights alone; its results then count as weights.
+    def has_layer(self, call: OperatorCall) -> bool:
+        """Return whether a call applies a weight to something else: an operator of ``_LAYERS``, or a matrix product.
 
-    Besides trained weights it may read what existed before the step, such as a frozen weight that is adapted.
-    """
-    if call.product is not None:
+        All operators of torch's recurrent cells count, because the program cannot fuse them, and all products with a
+        sparse matrix, as in graph networks.
+        """
+        if call.is_of_cell or call.is_sparse_product:
+            return True
+        if call.product is None:
+            return call.name in _LAYERS or call.name.startswith(_FUSED_ATTENTION)
         factors = {call.product.left.storage, call.product.right.storage}
-        return factors.issubset(weight_storages)
-    reads_weights = not set(call.reads).isdisjoint(weight_storages)
-    other_reads = set(call.reads).difference(weight_storages)
-    return reads_weights and other_reads.isdisjoint(storages_written_in_step)
+        if factors.issubset(self.weights):
+            return False
+        has_weight = not factors.isdisjoint(self.weights)
+        # A factor from before the step may be a frozen weight, such as that of a teacher.
+        has_older_factor = not factors.issubset(self._written_in_step)
+        return has_weight or has_older_factor
+
+    def has_only_weights(self, call: OperatorCall) -> bool:
+        """Return whether a call that is no layer computes from weights alone; its results then count as weights.
+
+        Besides trained weights it may read what existed before the step, such as a frozen weight that is adapted.
+        """
+        if call.product is not None:
+            factors = {call.product.left.storage, call.product.right.storage}
+            return factors.issubset(self.weights)
+        reads_weights = not self.weights.isdisjoint(call.reads)
+        other_reads = set(call.reads).difference(self.weights)
+        return reads_weights and other_reads.isdisjoint(self._written_in_step)
+
+    def note_writes(self, call: OperatorCall) -> None:
+        """Note that the step has written the results of ``call``, unless it copies what existed before the step.
+
+        Autocast copies frozen weights in each step. Such a copy still counts as a frozen weight.
+        """
+        reads_only_older = self._written_in_step.isdisjoint(call.reads)
+        if call.name in _COPIES and reads_only_older:
+            return
+        self._written_in_step.update(call.writes)
 
 
 def _places_of(call: OperatorCall) -> list[CodeLine]:

@@ -36,6 +36,7 @@ def _differentiates_gradients(step: StepCalls) -> bool:
         if call.phase != _BACKWARD or call.forward is None:
             continue
         differentiated = step.calls[call.forward]
+        # a call that has a forward call belongs to a backward pass
         computes_gradient = differentiated.forward is not None
         if differentiated.phase == _FORWARD and computes_gradient:
             return True

@@ -358,20 +358,24 @@ def _memory_s(work: Work, rates: Rates) -> float | None:
 def _seconds_and_bound(
     compute_s: float, memory_s: float | None, took_s: float | None
 ) -> tuple[float | None, str | None]:
-    """Return the longer of two least times, and which of them it is; None for what is unknown."""
+    """Return the longer of two least times, and which of them it is; None for what is unknown.
+
+    ``compute_s`` is 0 if the phase has no FLOPs.
+    """
+    if memory_s is not None and not _is_beaten(memory_s, took_s):
+        if memory_s > compute_s:
+            return memory_s, "memory"
+        if compute_s == 0.0:
+            # Nothing sets the floor of a phase without any work.
+            return 0.0, None
+        return compute_s, "compute"
+    if compute_s == 0.0:
+        return None, None
     if memory_s is None:
         # Moving the bytes might take longer than the FLOPs, so the bound is unknown.
-        return compute_s or None, None
-    if _is_beaten(memory_s, took_s):
-        # The phase took less time than its bytes would take from memory, so they were in caches. Only FLOPs count then.
-        if not compute_s:
-            return None, None
-        return compute_s, "compute"
-    if memory_s > compute_s:
-        return memory_s, "memory"
-    # The floor of a phase without any work is 0 s, and nothing sets it.
-    bound = "compute" if compute_s else None
-    return compute_s, bound
+        return compute_s, None
+    # The phase took less time than its bytes would take from memory, so they were in caches. Only FLOPs count then.
+    return compute_s, "compute"
 
 
 def beaten_floors(

@@ -77,7 +77,7 @@ def find_diagnostics(costs: StepCosts) -> Iterator[Finding]:
 def _anomaly_detection_s(costs: StepCosts) -> float:
     """Return the seconds in which anomaly detection records stacks in forward and searches gradients for NaN.
 
-    0 if there is no waterfall, or if no Python time was recorded.
+    0 if there is no waterfall, or if recording stacks takes no Python time: something else then searches for NaN.
     """
     if costs.record.waterfall is None:
         return 0.0

@@ -148,7 +148,7 @@ def _early_clip_s(costs: StepCosts) -> float:
 
 
 def _fusing_is_measured(costs: StepCosts) -> bool:
-    """Return whether the fused version of the optimizer is faster on this hardware, in all models that were tried."""
+    """Return whether the fused version of the optimizer is known to be faster: that was measured on the CPU only."""
     model = costs.record.model
     optimizers = set() if model is None else set(model.optimizers)
     is_known = bool(optimizers) and optimizers <= _FASTER_IF_FUSED_ON_CPU

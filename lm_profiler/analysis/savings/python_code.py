@@ -36,8 +36,8 @@ def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
 def _runs_in_longer_steps_only(costs: StepCosts, rows: Sequence[PythonTime]) -> bool:
     """Return whether a function makes every n-th step longer, so that the finding about the pattern reports it.
 
-    It does if it took longer in the step in which Python was recorded than its whole phase takes in the shorter steps.
-    Its mean time per step is unknown then, but that of the pattern is measured.
+    This is so if the function took longer, in the one step in which Python was recorded, than its whole phase takes in
+    a shorter step. How often it runs is then unknown, but the pattern's mean time per step is measured.
     """
     phase = rows[0].phase
     steady = costs.record.steadiness

@@ -215,10 +215,11 @@ class StepCosts:
         return mean_s
 
     def regular_s(self, part: str, clock: _Clock = "host_time") -> float:
-        """Return the seconds that ``part`` takes in a step without disturbance.
+        """Return the seconds that ``part`` takes in a step without disturbance; 0 if it has no mean.
 
-        On a busy machine the mean of a short part is dominated by steps in which another program had the CPU, so the
-        median and the CPU time are used, too. Call it only for parts that do the same in each step.
+        On a busy machine the mean of a short part is dominated by steps in which another program had the CPU. The
+        median and the CPU time give two other estimates. Disturbance only lengthens an estimate, so the smallest is
+        used. Call it only for parts that do the same in each step.
         """
         summary = getattr(self.record, clock).get(part)
         if summary is None or summary.mean is None:
@@ -350,8 +351,8 @@ class StepCosts:
     def main_line_of_workers(self, wait_s: float) -> dict[str, Any]:
         """Return the fields of a finding that name the costliest function of the loader's workers.
 
-        Empty if it is unknown, or if a worker's code takes less than half of ``wait_s``, the step's wait for a batch:
-        then it is slow to send batches.
+        Empty if the function is unknown, or if the code of the workers takes less than half of ``wait_s``, the step's
+        wait for a batch: sending batches is then slow, not making them.
         """
         worker_s = sum(row.seconds for row in self.record.worker_times)
         if worker_s < 0.5 * wait_s:

@@ -120,7 +120,10 @@ def _name_of(row: KernelRow) -> str:
 
 
 def _change_word(in_a: _Sum, in_b: _Sum) -> Change:
-    """Return how B differs from A: "slower" if it took longer in B, "came" if only B has it, "went" if only A has."""
+    """Return how B differs from A: it took longer or shorter or about as long, or only B ("came") or A ("went") has it.
+
+    A sum that is all zero means that the trace does not have it.
+    """
     nothing = _Sum()
     if in_a == nothing:
         return "came"

@@ -132,15 +132,18 @@ def _gap_before_next_piece(
 
 
 def _without_input(gap: Gap, input_ns: int) -> Iterator[Gap]:
-    """Yield the ``input_ns`` of a gap in which the host handled the batch, and the rest of it, as two gaps."""
+    """Yield the ``input_ns`` of a gap in which the host handled the batch, and the rest of it, as two gaps.
+
+    ``gap.phase`` goes to the part that it fits. The other part gets ``data`` if it is input, or no phase if it is not.
+    """
     other_ns = gap.ns - input_ns
-    is_input = gap.phase in INPUT_PHASES
+    input_phase, other_phase = "data", gap.phase
+    if gap.phase in INPUT_PHASES:
+        input_phase, other_phase = gap.phase, NO_PHASE
     if input_ns:
-        phase = gap.phase if is_input else "data"
-        yield gap._replace(ns=input_ns, phase=phase, cause="input")
+        yield gap._replace(ns=input_ns, phase=input_phase, cause="input")
     if other_ns:
-        phase = NO_PHASE if is_input else gap.phase
-        yield gap._replace(ns=other_ns, phase=phase)
+        yield gap._replace(ns=other_ns, phase=other_phase)
 
 
 def _cause_of(call_name: str) -> GapCause:
