@@ -162,11 +162,12 @@ def user_lines(
 ) -> list[tuple[str, int, str]]:
     """Return file, number and function of all lines of the program's code on the stack, the outermost first.
 
-    The search stops at a Lightning loop outside of the step, and at the first function whose code is in ``inside``. If
-    lines are left without what a function with the code ``callees_left_out`` calls, only these are returned.
+    The search stops at a Lightning loop outside of the step, and at the first function whose code is in ``inside``.
+    Lines inside of a function with the code ``callees_left_out`` are returned only if there are no others.
     """
     lines: list[tuple[str, int, str]] = []
     left_out: list[tuple[str, int, str]] = []  # inside of ``callees_left_out``
+    # The walk begins at the innermost frame, so all lines before such a function are inside of it.
     for frame, line in walk_stack(innermost):
         if frame.f_code in inside:
             break

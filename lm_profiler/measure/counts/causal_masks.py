@@ -9,8 +9,8 @@ from torch import Tensor
 
 _FUSED_ATTENTION = "aten::_scaled_dot_product"
 _BACKWARD = "_backward"
-_WITH_MASK = 4  # queries, keys, values and a mask
-# A score of which this is a part has the weight 0 after softmax. Programs use -inf, or a large negative number.
+_INPUTS_WITH_MASK = 4  # queries, keys, values and a mask
+# A score to which a mask adds this has the weight 0 after softmax. Programs add -inf, or a large negative number.
 _HIDDEN = -1e4
 _ROWS = 256  # rows that are searched at once, so that the search of a large mask needs little memory
 
@@ -21,7 +21,7 @@ def mask_of_attention(name: str, inputs: Sequence[Tensor]) -> Tensor | None:
     ``name`` is that of the operator, and ``inputs`` are all tensors among its arguments.
     """
     is_forward = name.startswith(_FUSED_ATTENTION) and not name.endswith(_BACKWARD)
-    if not is_forward or len(inputs) != _WITH_MASK:
+    if not is_forward or len(inputs) != _INPUTS_WITH_MASK:
         return None
     return inputs[-1]
 
@@ -36,7 +36,7 @@ def causal_length(mask: Tensor) -> int:
         if not is_shared:
             return 0
         mask = mask[0]
-    # Two corners tell most other masks without a search.
+    # Two corners exclude most other masks without a search.
     if mask[0, -1] > _HIDDEN or mask[-1, 0] != 0:
         return 0
     for first_row in range(0, len(mask), _ROWS):
@@ -59,5 +59,5 @@ def _are_causal(rows: Tensor, first_row: int) -> bool:
         return False
     is_later = torch.ones_like(around_diagonal, dtype=torch.bool).triu(1)
     is_hidden = around_diagonal <= _HIDDEN
-    is_kept = around_diagonal == 0
-    return torch.equal(is_hidden, is_later) and torch.equal(is_kept, ~is_later)
+    is_visible = around_diagonal == 0
+    return torch.equal(is_hidden, is_later) and torch.equal(is_visible, ~is_later)

@@ -17,15 +17,16 @@ _CONVERSIONS = ("aten::_to_copy", "aten::copy_")
 def float32_share(call: TimedCall, trials: OperatorTrials) -> float | None:
     """Return the time of a call in float32 as a share of its time in half precision.
 
-    0 for a conversion from or to half precision, which float32 does without. None if the call does not compute in
-    half precision on a CPU, or if its time is unknown.
+    0 for a conversion from or to half precision, which would not be needed in float32. None if the call does not
+    compute in half precision on a CPU, or if its time is unknown.
     """
     inputs = call.inputs()
     results = dense_tensors([*leaves([call.result])])
     if not inputs or not results:
         return None
     if call.name in _CONVERSIONS:
-        return 0.0 if _converts_half(inputs[-1], results[0]) else None
+        source = inputs[-1]  # ``copy_`` has its target before it
+        return 0.0 if _converts_half(source, results[0]) else None
     if not has_half_input(inputs):
         return None
     trial = trials.repeat(call, _in_float32)

@@ -78,59 +78,48 @@ _PARALLEL = (
     "_dtensor",
     "fsdp",
 )
-_TORCHS_OWN = frozenset(
-    ("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL)
-)
+# namespaces of torch's other operators that have a schema
+_PLAIN = ("aten", "prim", "prims", "profiler")
+_TORCHS_OWN = frozenset((*_PLAIN, *_PARALLEL, "higher_order"))
 # namespaces whose operators are known: those that multiply have a formula or are in ``_OPERATORS_WITHOUT_FORMULA``
 _KNOWN_NAMESPACES = {
-    *_TORCHS_OWN,
+    *_PLAIN,
+    *_PARALLEL,
     "torchvision",
     "torchaudio",
     "torch_scatter",
     "torch_cluster",
-} - {"higher_order"}
+}
 
 # operators that multiply, and have no formula in torch or here
 _OPERATORS_WITHOUT_FORMULA = {
-    *(
-        "aten::_trilinear",
-        "aten::_foreach_mm",
-        "aten::conv_tbc",
-        "aten::_mixed_dtypes_linear",
-    ),
-    *(
-        "aten::hspmm",
-        "aten::sparse_sampled_addmm",
-        "aten::_sparse_sparse_matmul",
-        "aten::_sparse_mm_reduce_impl",
-    ),
-    *("aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm"),
-    *(
-        "aten::_sparse_semi_structured_addmm",
-        "aten::_cslt_sparse_mm",
-        "aten::_dyn_quant_matmul_4bit",
-    ),
-    *(
-        "aten::_weight_int4pack_mm",
-        "aten::_weight_int4pack_mm_for_cpu",
-    ),
-    *(
-        "aten::_weight_int4pack_mm_with_scales_and_zeros",
-        "aten::quantized_gru",
-        "aten::quantized_lstm",
-    ),
-    *("aten::_triton_multi_head_attention", "aten::_triton_scaled_dot_attention"),
-    *(
-        "aten::mkldnn_linear",
-        "aten::mkldnn_convolution",
-        "aten::miopen_convolution",
-        "aten::_mps_convolution",
-    ),
-    *(
-        "aten::_lstm_mps",
-        "torchvision::deform_conv2d",
-        "torchvision::_deform_conv2d_backward",
-    ),
+    "aten::_trilinear",
+    "aten::_foreach_mm",
+    "aten::conv_tbc",
+    "aten::_mixed_dtypes_linear",
+    "aten::hspmm",
+    "aten::sparse_sampled_addmm",
+    "aten::_sparse_sparse_matmul",
+    "aten::_sparse_mm_reduce_impl",
+    "aten::_sparse_semi_structured_linear",
+    "aten::_sparse_semi_structured_mm",
+    "aten::_sparse_semi_structured_addmm",
+    "aten::_cslt_sparse_mm",
+    "aten::_dyn_quant_matmul_4bit",
+    "aten::_weight_int4pack_mm",
+    "aten::_weight_int4pack_mm_for_cpu",
+    "aten::_weight_int4pack_mm_with_scales_and_zeros",
+    "aten::quantized_gru",
+    "aten::quantized_lstm",
+    "aten::_triton_multi_head_attention",
+    "aten::_triton_scaled_dot_attention",
+    "aten::mkldnn_linear",
+    "aten::mkldnn_convolution",
+    "aten::miopen_convolution",
+    "aten::_mps_convolution",
+    "aten::_lstm_mps",
+    "torchvision::deform_conv2d",
+    "torchvision::_deform_conv2d_backward",
 }
 # the class of operators with a schema; higher-order operators have others
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
@@ -181,8 +170,8 @@ def _without_result(formula: Formula) -> Formula:
 def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     """Count the matmul of [G, M, K] and [G, K, N], where G, M and N may be missing.
 
-    If only one factor has groups (a mixture of experts), the other's rows or columns are divided among the groups. Each
-    of them meets one group, and counts once.
+    If only one factor has groups (a mixture of experts), each row or column of the other one is multiplied with one
+    group, and counts once.
     """
     columns = right.shape[-1] if right.ndim > 1 else 1
     if left.layout is not torch.strided:
@@ -346,8 +335,11 @@ def _recurrent_layer(
 def _recurrent_layers(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
     """Count several recurrent layers: each element of the sequences ``x`` meets all matrices once."""
     tokens = prod(x.shape[:-1])
-    matrices = [weight for weight in weights if weight.ndim == 2]  # without biases
-    return 2 * tokens * sum(matrix.numel() for matrix in matrices)
+    matrix_elements = 0
+    for weight in weights:
+        if weight.ndim == 2:  # no bias
+            matrix_elements += weight.numel()
+    return 2 * tokens * matrix_elements
 
 
 def _euclidean_distance(left: Tensor, right: Tensor, **_: Any) -> int:
@@ -457,8 +449,8 @@ class _OperatorKind(NamedTuple):
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
     """Counts the matmuls of all operators that run while the mode is entered and ``counting`` is set.
 
-    Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized tensors), only
-    the parts count that this process multiplies. An error while counting makes the count unknown, and has no other
+    Some tensors wrap others: DTensor (sharded by FSDP2 or tensor parallelism), jagged and quantized tensors. Of these
+    only the parts count that this process multiplies. An error while counting makes the count unknown, and has no other
     effect.
 
     Args:
@@ -601,17 +593,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             with enable_reentrant_dispatch(), self:
                 return func.decompose(*args, **kwargs)
         is_counted = kind.is_of_step and self.counting
-        # Torch's own operators run under no autocast here, custom ones under their caller's.
-        autocast: AbstractContextManager[Any] = nullcontext()
-        try:
-            if func.namespace not in _TORCHS_OWN:
-                autocast = _autocast_of_caller()
-        except BaseException as error:
-            self._stop_counting(func, error)
-        began_ns = 0 if self._operators is None else self._operators.clock()
+        autocast = self._autocast_for(func)
+        operators = self._operators
+        began_ns = 0 if operators is None else operators.clock()
         with autocast:
             result = func(*args, **kwargs)
-        operators = self._operators
         if kind.is_of_step and operators is not None:
             operators.guard.run(
                 operators.note_call, func, args, kwargs, result, began_ns
@@ -622,6 +608,15 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             except BaseException as error:
                 self._stop_counting(func, error)
         return result
+
+    def _autocast_for(self, func: Any) -> AbstractContextManager[Any]:
+        """Return the autocast for ``func``: none for torch's own operators, and the caller's for custom ones."""
+        try:
+            if func.namespace not in _TORCHS_OWN:
+                return _autocast_of_caller()
+        except BaseException as error:
+            self._stop_counting(func, error)
+        return nullcontext()
 
     def _kind_of_operator(self, func: Any, types: Any) -> _OperatorKind:
         """Return how ``func`` is to be handled, called with tensors of the classes ``types`` (those with a dispatch).
@@ -802,7 +797,7 @@ class StepFlops:
         self._traffic = traffic
         self._is_entered = False
         self._is_in_forward = False
-        # restores the functions of torch that ``_enter_or_leave`` replaces
+        # restores the functions of torch that ``_enter`` replaces
         self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:
@@ -813,9 +808,10 @@ class StepFlops:
         self._counter.counting = innermost_part in _COUNTED_PARTS
         self._counter.is_in_optimizer = innermost_part == OPTIMIZER
         is_in_forward = FORWARD in open_parts
-        if is_in_forward and not self._is_in_forward and self._traffic is not None:
-            self._traffic.begin()
+        begins_forward = is_in_forward and not self._is_in_forward
         self._is_in_forward = is_in_forward
+        if begins_forward and self._traffic is not None:
+            self._traffic.begin()
         is_outside = innermost_part == OUTSIDE  # in a validation, for example
         if self._operators is not None and not is_outside:
             begins_step = len(reading.step.codes) == 1  # it has only this mark
@@ -837,26 +833,34 @@ class StepFlops:
         """Enter the counter's mode if it ``is_wanted``, or leave it."""
         if is_wanted == self._is_entered:
             return
+        is_innermost_mode = MODE_STACK.find()()[-1:] == [self._counter]
         if is_wanted:
-            # An error in here restores the functions that are replaced by then.
-            with ExitStack() as replaced:
-                replaced.enter_context(_constructed_without(self._counter))
-                replaced.enter_context(_registered_functions(self._counter))
-                self._counter.begin_pass()
-                if self._operators is not None:
-                    self._operators.guard.run(self._operators.begin_part)
-                self._counter.__enter__()
-                self._replaced = replaced.pop_all()
-        elif MODE_STACK.find()()[-1:] == [self._counter]:
-            self._counter.__exit__(None, None, None)
-            self._replaced.close()
-            if self._operators is not None:
-                self._operators.guard.run(self._operators.end_part)
+            self._enter()
+        elif is_innermost_mode:
+            self._leave()
         else:
             # The step has entered a mode of its own after ours. Modes are left in reverse order, so ours must wait.
             self._counter.counting = False
-            return
-        self._is_entered = is_wanted
+
+    def _enter(self) -> None:
+        """Replace torch's functions and enter the counter's mode; an error restores the functions."""
+        with ExitStack() as replaced:
+            replaced.enter_context(_constructed_without(self._counter))
+            replaced.enter_context(_registered_functions(self._counter))
+            self._counter.begin_pass()
+            if self._operators is not None:
+                self._operators.guard.run(self._operators.begin_part)
+            self._counter.__enter__()
+            self._replaced = replaced.pop_all()
+        self._is_entered = True
+
+    def _leave(self) -> None:
+        """Leave the counter's mode, and restore torch's functions."""
+        self._counter.__exit__(None, None, None)
+        self._replaced.close()
+        if self._operators is not None:
+            self._operators.guard.run(self._operators.end_part)
+        self._is_entered = False
 
 
 @contextmanager

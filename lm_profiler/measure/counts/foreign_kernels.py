@@ -50,10 +50,10 @@ _QUERIES = {
 
 
 class ForeignKernels:
-    """Observes the operators of a step, and counts the results that no operator wrote."""
+    """Observes the operators of a step, and counts the results of foreign kernels: results that no operator wrote."""
 
     def __init__(self) -> None:
-        # the name of a function to the number of such results in memory that it allocated
+        # the name of a function to the number of results of foreign kernels in memory that it allocated
         self.counts: Counter[str] = Counter()
         # by identity: storages that no operator has written yet, with the name of the function that allocated each
         self._unwritten: dict[int, tuple[ref[Any], str]] = {}
@@ -101,13 +101,17 @@ class ForeignKernels:
     ) -> None:
         """Count the inputs that are read although no operator wrote them: a foreign kernel did."""
         for storage in inputs:
-            is_in_results = any(storage is candidate for candidate in results)
-            is_view = is_in_results and not may_write
-            if id(storage) not in self._unwritten or is_view:
+            if id(storage) not in self._unwritten:
                 continue
+            if may_write:
+                del self._unwritten[id(storage)]
+                continue
+            returns_view = any(storage is result for result in results)
+            if returns_view:
+                continue  # nothing was read yet
             reference, function = self._unwritten.pop(id(storage))
-            reads_storage = reference() is storage and not may_write
-            if reads_storage:
+            # a new storage may have the identity of a freed one
+            if reference() is storage:
                 self.counts[function] += 1
 
 

@@ -33,9 +33,9 @@ def channels_last_share(call: TimedCall, trials: OperatorTrials) -> float | None
         return None
     # A backward pass gets the gradient of the result, and the input.
     images = call.inputs()[: 2 if is_backward else 1]
-    are_of_cpu = all(tensor.device.type == "cpu" for tensor in images)
-    is_any_first = any(map(_has_channels_first, images))
-    if not are_of_cpu or not is_any_first:
+    are_on_cpu = all(tensor.device.type == "cpu" for tensor in images)
+    has_other_layout = any(map(_has_channels_first, images))
+    if not are_on_cpu or not has_other_layout:
         return None
     trial = trials.repeat(call, _with_channels_last)
     return None if trial is None else trial.changed_share(call)

@@ -55,7 +55,7 @@ def tensors_added_elementwise(
 ) -> list[Tensor]:
     """Return the tensors among ``inputs`` that a call adds or stacks with each element at its own place.
 
-    A transposed one is left out: its elements are added to others than those of the same index.
+    A transposed tensor is left out, because its elements are added to elements of other indices.
     """
     if name in _SUMS:
         shape, strides = result.shape, result.stride()

@@ -23,16 +23,18 @@ from lm_profiler.measure.memory.peaks import bytes_below_peak
 
 # Shorter calls are mostly call overhead, which no argument changes.
 _SHORT_S = 50e-6
-_TRIALS = 3  # of which the fastest counts
-# Times of further operators remain unknown. They are repeated while a step is recorded, which takes that much longer.
+_TRIALS = 3  # repetitions, of which the fastest counts
+# All repetitions together may take this long, because they lengthen the recorded step. Then no more are made.
 _BUDGET_S = 1.0
-# Copies of more bytes must fit below the peak of the process, which is one of the figures of a run. Smaller ones mostly
-# reuse memory that the C library keeps.
+# Larger copies must fit below the peak memory of the process, which is a figure of the run and must not grow by them.
+# Smaller ones mostly reuse memory that the C library holds.
 _SMALL_BYTES = 32 << 20
-_RANDOM = torch.Tag.nondeterministic_seeded
-# Products that may be repeated with a sparse matrix; of other operators it is unknown whether they change one.
+_RANDOM = (
+    torch.Tag.nondeterministic_seeded
+)  # torch's mark of operators that use random numbers
+# products that may be repeated with a sparse matrix; it is unknown whether other operators change theirs
 SPARSE_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_sparse_addmm")
-# marked as random, but torch does not call it with dropout
+# marked as random because of its dropout, with which torch never calls it
 _NEVER_RANDOM = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
 
 
@@ -90,11 +92,15 @@ class OperatorTrials:
         changed_tensor: Callable[[Tensor], Tensor],
         changed_operator: Callable[..., Any] | None = None,
     ) -> Trial | None:
-        """Repeat ``call``, also with changed tensors among its arguments, unless that was done for these shapes.
+        """Return the seconds of ``call`` as it is and changed; measured once for each shape of its arguments.
 
-        If there is a ``changed_operator``, that gets the changed arguments.
+        None if the call is short, takes more time or memory than is left, cannot be repeated without an effect, or
+        refuses the changed tensors.
 
-        None if it takes no time or too much, cannot be repeated without an effect, or refuses the changed tensors.
+        Args:
+            call: the call of the program.
+            changed_tensor: returns what replaces a tensor among the arguments.
+            changed_operator: gets the changed arguments; None: the operator of ``call``.
         """
         if call.seconds < _SHORT_S or not _is_repeatable(call):
             return None
@@ -102,20 +108,21 @@ class OperatorTrials:
             return None
         shapes = _shapes(call.args), _shapes(sorted(call.kwargs.items()))
         key = (changed_tensor, changed_operator, call.operator, shapes)
-        has_time = 2 * _TRIALS * call.seconds <= self._seconds_left
+        calls = 2 * _TRIALS  # half of them changed
+        has_time = calls * call.seconds <= self._seconds_left
         if key not in self._trials and has_time:
-            self._trials[key] = self._measured(
+            self._trials[key] = self._measure(
                 call, changed_tensor, changed_operator or call.operator
             )
         return self._trials.get(key)
 
-    def _measured(
+    def _measure(
         self,
         call: TimedCall,
         changed_tensor: Callable[[Tensor], Tensor],
         changed_operator: Callable[..., Any],
     ) -> Trial | None:
-        """Repeat ``call``; None if the operator refuses the changed tensors."""
+        """Return the least seconds of ``_TRIALS`` repetitions; None if the operator refuses the changed tensors."""
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 # Copies, because some operators change arguments although their schema does not say so, such as
@@ -163,11 +170,11 @@ def _is_repeatable(call: TimedCall) -> bool:
 def _bytes_of_copies(call: TimedCall) -> int:
     """Return at most how much memory the repetition of ``call`` takes.
 
-    That is a copy of each argument and a changed one, which is twice as large in float32, and a result.
+    It takes a copy of each argument, a changed argument, which is twice as large in float32, and the results.
     """
     arguments_bytes = sum(tensor.untyped_storage().nbytes() for tensor in call.inputs())
     for matrix in sparse_matrices(leaves(call.args)):
-        # the numbers of its row and its column take 8 bytes each
+        # the numbers of an element's row and column take 8 bytes each
         arguments_bytes += _stored_elements(matrix) * (16 + matrix.element_size())
     results = dense_tensors([*leaves([call.result])])
     result_bytes = sum(tensor.untyped_storage().nbytes() for tensor in results)
@@ -180,7 +187,7 @@ def _stored_elements(matrix: Tensor) -> int:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the same strides, also of an expanded tensor, whose elements share memory.
+    """Return a copy of ``tensor`` with the same strides, even if it is expanded, so that its elements share memory.
 
     A sparse tensor is not copied: the operators that get one do not change it.
     """
@@ -194,10 +201,9 @@ def _copy(tensor: Tensor) -> Tensor:
 def _with_changed_tensors(
     value: Any, changed_tensor: Callable[[Tensor], Tensor]
 ) -> Any:
-    """Return ``value``, an argument or a collection of them, with a changed tensor in the place of each tensor.
+    """Return ``value``, an argument or a collection of arguments, with each tensor replaced by ``changed_tensor``.
 
-    A dtype among the arguments becomes that of the changed tensors: operators may refuse float32 tensors together with
-    a dtype of half precision.
+    A dtype becomes the dtype of changed tensors: operators may refuse float32 tensors with a dtype of half precision.
     """
     if isinstance(value, Tensor):
         return changed_tensor(value)
@@ -216,7 +222,7 @@ def _with_changed_tensors(
 
 
 def _shapes(value: Any) -> Any:
-    """Return ``value``, an argument or a collection of arguments, with the shapes of tensors in their place."""
+    """Return ``value``, an argument or a collection of arguments, with each tensor replaced by its shape and layout."""
     if isinstance(value, Tensor) and not is_dense(value):
         return value.shape, value.layout, _stored_elements(value), value.dtype
     if isinstance(value, Tensor):

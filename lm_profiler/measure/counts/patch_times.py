@@ -16,9 +16,9 @@ _BACKWARD = "aten::convolution_backward"
 
 
 def linear_share(call: TimedCall, trials: OperatorTrials) -> float | None:
-    """Return the time of a convolution, or of its backward pass, as a linear layer as a share of its time.
+    """Return the time of a linear layer in place of a convolution, or of its backward pass, as a share of its time.
 
-    The time in which patches are cut and put together counts. None for other calls, for other devices, for patches that
+    Cutting the patches and putting them together is included. None for other calls and devices, for patches that
     overlap or have a single element, and if the time is unknown.
     """
     linear: Callable[..., Any]
@@ -47,7 +47,7 @@ def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bo
     if not is_plain or any(padding) or set(dilation) != {1} or prod(kernel) == 1:
         return False
     for size, length, stride in zip(sizes, kernel, strides, strict=True):
-        # if there is only one patch, its distance from the next one does not matter
+        # the stride does not matter if one patch is as long as the image
         if size != length and (stride != length or size % length != 0):
             return False
     return True
@@ -72,7 +72,7 @@ def _linear_backward(
     rows = gradient.flatten(2).transpose(1, 2).flatten(0, 1)
     gradients: list[Tensor | None] = [None, None, None]
     if needs_images:
-        gradients[0] = _images(rows @ weight.flatten(1), images, weight)
+        gradients[0] = _joined_patches(rows @ weight.flatten(1), images, weight)
     if needs_weight:
         gradients[1] = (rows.t() @ _patches(images, weight)).view_as(weight)
     if needs_bias:
@@ -104,17 +104,20 @@ def _patches(images: Tensor, weight: Tensor) -> Tensor:
     return patches.reshape(-1, weight[0].numel())
 
 
-def _images(patches: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    """Return the images, of the shape of ``images``, whose ``_patches`` are ``patches``."""
+def _joined_patches(patches: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    """Undo ``_patches``: return ``patches`` joined to a tensor of the shape of ``images``."""
     is_one_patch = images.shape[1:] == weight.shape[1:]
     if is_one_patch:
         return patches.view(images.shape)
+    # samples, the numbers of patches, channels, the lengths of a patch
     counts = _patch_counts(images, weight)
     divided = patches.view(len(images), *counts, *weight.shape[1:])
     channels = 1 + len(counts)
+    dimensions_of_counts = range(1, channels)
+    dimensions_of_lengths = range(channels + 1, divided.dim())
     order = [0, channels]
-    for dimension in range(1, channels):
-        order += [dimension, channels + dimension]
+    for count, length in zip(dimensions_of_counts, dimensions_of_lengths, strict=True):
+        order += [count, length]
     return divided.permute(order).reshape(images.shape)
 
 

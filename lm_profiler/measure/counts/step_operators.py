@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache, wraps
 from inspect import getfile
 from opcode import opname
@@ -113,6 +114,41 @@ class _ParameterState(NamedTuple):
     gradient: _TensorState | None
 
 
+@dataclass(slots=True)
+class _StepState:
+    """What is known of the running step. Storages are given by their numbers."""
+
+    values: ValueNumbers
+    calls: list[OperatorCall] = field(default_factory=list)
+    # the number of the values of a mask of attention to its number of positions if it is causal, else to 0
+    causal_lengths: dict[int, int] = field(default_factory=dict)
+    # the number of an autograd node to the number of the call that made it
+    forward_by_node: dict[int, int] = field(default_factory=dict)
+    last_forward_node: int = -1  # the number of the last node that forward has made
+
+    # storages that code between the recorded parts of the step may have read
+    exposed_storages: set[int] = field(default_factory=set)
+    # the storages of parameters, and of what recorded calls of the step have written
+    known_storages: set[int] = field(default_factory=set)
+    # the storages of the tensors that modules had when the step began
+    module_storages: set[int] = field(default_factory=set)
+
+    # the identity of a parameter to the storage of its gradient when the step began
+    first_gradients: dict[int, int] = field(default_factory=dict)
+    # by their identity, the tensors that require a gradient of their own but are no parameters, such as an input
+    other_leaves: dict[int, ref[Tensor]] = field(default_factory=dict)
+    # whether forward reads a tensor from before the step that requires a gradient and is no parameter
+    has_gradients_of_inputs: bool = False
+
+    # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
+    has_sparse_tensors: bool = False
+    # by their identity, the sparse matrices whose values the step computes
+    computed_matrices: dict[int, ref[Tensor]] = field(default_factory=dict)
+
+    # the trained parameters as the last recorded part left them; None while a part is recorded
+    left_parameters: list[_ParameterState] | None = None
+
+
 class StepOperators:
     """Records the calls of operators until ``take``; ``FlopCounter`` passes each call to ``note_call``.
 
@@ -139,34 +175,9 @@ class StepOperators:
         self.clock = clock
         self._sees_all = sees_all
         self.guard = Guard("the data flow of a step", report, self.stop)
-        self._calls: list[OperatorCall] = []
         self._storages = StorageNumbers()
-        self._values = ValueNumbers(self._storages)
         self._trials = OperatorTrials(clock)
-        # the number of the values of a mask of attention to its number of positions if it is causal, else to 0
-        self._causal_lengths: dict[int, int] = {}
-        # the number of an autograd node to the number of the call that made it
-        self._forward_by_node: dict[int, int] = {}
-        # the number of the last node that forward has made
-        self._last_forward_node = -1
-        # storages that code between the recorded parts of the step may have read
-        self._exposed_storages: set[int] = set()
-        # the identity of a parameter to the storage of its gradient when the step began
-        self._first_gradients: dict[int, int] = {}
-        # by their identity, the tensors that require a gradient of their own but are no parameters, such as an input
-        self._other_leaves: dict[int, ref[Tensor]] = {}
-        # the storages of parameters, and of what recorded calls of the step have written
-        self._known_storages: set[int] = set()
-        # the storages of the tensors that modules had when the step began
-        self._module_storages: set[int] = set()
-        # whether forward reads any other tensor that requires a gradient
-        self._has_gradients_of_inputs = False
-        # Sparse tensors have no storage of their own, so it is unknown who reads their elements.
-        self._has_sparse_tensors = False
-        # by their identity, the sparse matrices whose values the step computes
-        self._computed_matrices: dict[int, ref[Tensor]] = {}
-        # the trained parameters as the last recorded part left them; None while a part is recorded
-        self._left_parameters: list[_ParameterState] | None = None
+        self._step = _StepState(ValueNumbers(self._storages))
         self._undo = ExitStack()
         self._thread = threading.get_ident()
 
@@ -177,24 +188,15 @@ class StepOperators:
         self._undo.enter_context(_noted_reading(self.guard.wrap(self._note_host_read)))
 
     def begin_step(self) -> None:
-        """Forget the previous step; note the gradients that it left, and the buffers."""
-        self._calls = []
-        self._values = ValueNumbers(self._storages)
-        self._causal_lengths = {}
-        self._forward_by_node = {}
-        self._last_forward_node = -1
-        self._exposed_storages = set()
-        self._other_leaves = {}
-        self._has_gradients_of_inputs = False
-        self._has_sparse_tensors = False
-        self._computed_matrices = {}
-        self._left_parameters = None
+        """Forget the previous step; note the gradients that it left, and the tensors of modules."""
         module, _ = self._parties()
-        self._first_gradients = self._gradient_storages(module)
-        self._known_storages = self._storages.of_all(module.parameters())
-        self._module_storages = self._storages.of_all(_tensors_of_modules(module))
+        step = _StepState(ValueNumbers(self._storages))
+        step.first_gradients = self._gradient_storages(module)
+        step.known_storages = self._storages.of_all(module.parameters())
+        step.module_storages = self._storages.of_all(_tensors_of_modules(module))
         for buffer in module.buffers():
-            self._values.note_constant(self._storages.number_of(buffer))
+            step.values.note_constant(self._storages.number_of(buffer))
+        self._step = step
 
     def stop(self) -> None:
         """Restore torch's methods."""
@@ -204,8 +206,8 @@ class StepOperators:
         """Note that code runs now whose operators are not recorded: it may read all tensors that still exist."""
         module, _ = self._parties()
         gradients = set(self._gradient_storages(module).values())
-        self._exposed_storages |= self._storages.alive() - gradients
-        self._left_parameters = self._states_of_parameters()
+        self._step.exposed_storages |= self._storages.alive() - gradients
+        self._step.left_parameters = self._states_of_parameters()
 
     def begin_part(self) -> None:
         """Note what the code before this recorded part has done to the trained parameters and their gradients.
@@ -214,8 +216,8 @@ class StepOperators:
         (sharpness-aware minimization, meta-learning), or to combine the gradients of several passes (differential
         privacy). It then changes weights, or clears all gradients although no optimizer has used them.
         """
-        states_before = self._left_parameters
-        self._left_parameters = None
+        states_before = self._step.left_parameters
+        self._step.left_parameters = None
         if states_before is None:
             return
         states_after = self._states_of_parameters()
@@ -239,14 +241,14 @@ class StepOperators:
         if not are_weights_changed and not has_used_gradients:
             return
         if are_weights_changed or not are_weights_known:
-            self._values.forget(weights)
+            self._step.values.forget(weights)
         self._note_unrecorded_update(gradients, list(weights))
 
     def _note_unrecorded_update(
         self, gradients: Sequence[int], weights: Sequence[int]
     ) -> None:
         """Record that code used ``gradients`` to update ``weights``; both are given by their storages."""
-        self._calls.append(
+        self._step.calls.append(
             OperatorCall(
                 name=UNRECORDED_UPDATE,
                 phase=_OTHER,
@@ -258,7 +260,7 @@ class StepOperators:
 
     def _is_backward_used(self) -> bool:
         """Return whether an optimizer has made a call since the last backward pass began."""
-        for call in reversed(self._calls):
+        for call in reversed(self._step.calls):
             if call.phase == _OPTIMIZER:
                 return True
             if call.phase == _FORWARD:
@@ -310,7 +312,7 @@ class StepOperators:
         """
         self._wait()
         seconds = (self.clock() - began_ns) * 1e-9
-        if len(self._calls) >= _MOST_CALLS:
+        if len(self._step.calls) >= _MOST_CALLS:
             self.guard.disable(f"the step has more than {_MOST_CALLS:,} operators")
             return
         name = base_name(operator)
@@ -319,13 +321,13 @@ class StepOperators:
         result_leaves = [*leaves([result])]
         results = dense_tensors(result_leaves)
         if has_sparse(arguments) or has_sparse(result_leaves):
-            self._has_sparse_tensors = True
+            self._step.has_sparse_tensors = True
             self._note_sparse_results(arguments, result_leaves)
         self._note_gradients_required(inputs)
 
         access = self._access_of_call(operator, args, kwargs, inputs, results)
         written = access.changed | access.made
-        self._known_storages |= written
+        self._step.known_storages |= written
         # If the number of elements of a result depends on values, Python reads that number.
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
         is_view = not written and not is_host_read
@@ -341,7 +343,7 @@ class StepOperators:
         lines = self._lines_of_call(forward) if is_of_model else ()
         recurrent = _running_recurrent() if is_of_model else None
         cell = recurrent if _is_cell(recurrent) else None
-        value, is_constant = self._values.add_call(
+        value, is_constant = self._step.values.add_call(
             operator,
             arguments,
             written=sorted(written),
@@ -361,7 +363,7 @@ class StepOperators:
                 name, args, largest_result
             )
         timed_call = TimedCall(name, operator, args, kwargs, result, seconds)
-        self._calls.append(
+        self._step.calls.append(
             OperatorCall(
                 name=name,
                 phase=self.phase,
@@ -388,7 +390,7 @@ class StepOperators:
                 has_sequence_kernel=has_sequence_kernel,
                 layer_call=layer_call,
                 linear_map=linear_map_of_call(
-                    name, args, result, self._values.number_of
+                    name, args, result, self._step.values.number_of
                 ),
                 added=frozenset(
                     self._storages.of_all(
@@ -417,11 +419,11 @@ class StepOperators:
             if not tensor.requires_grad:
                 continue
             if tensor.is_leaf and not isinstance(tensor, nn.Parameter):
-                self._other_leaves[id(tensor)] = ref(tensor)
+                self._step.other_leaves[id(tensor)] = ref(tensor)
             if self.phase == _FORWARD:
                 storage = self._storages.number_of(tensor)
-                if storage not in self._known_storages:
-                    self._has_gradients_of_inputs = True
+                if storage not in self._step.known_storages:
+                    self._step.has_gradients_of_inputs = True
 
     def _note_sparse_results(
         self, arguments: Sequence[Any], results: Sequence[Any]
@@ -435,12 +437,12 @@ class StepOperators:
         has_only_sparse_sources = bool(sources) and not dense_tensors(arguments)
         if not has_only_sparse_sources or self._is_any_computed(sources):
             for matrix in sparse_matrices(results):
-                self._computed_matrices[id(matrix)] = ref(matrix)
+                self._step.computed_matrices[id(matrix)] = ref(matrix)
 
     def _is_any_computed(self, matrices: Sequence[Tensor]) -> bool:
         """Return whether the step computes the values of any of the sparse ``matrices``."""
         for matrix in matrices:
-            reference = self._computed_matrices.get(id(matrix))
+            reference = self._step.computed_matrices.get(id(matrix))
             if reference is not None and reference() is matrix:
                 return True
         return False
@@ -457,10 +459,10 @@ class StepOperators:
         if mask is None:
             return None
         # Searching a large mask takes a second, and all layers may get the same one.
-        values = self._values.number_of(mask)
-        if values not in self._causal_lengths:
-            self._causal_lengths[values] = causal_length(mask)
-        length = self._causal_lengths[values]
+        values = self._step.values.number_of(mask)
+        if values not in self._step.causal_lengths:
+            self._step.causal_lengths[values] = causal_length(mask)
+        length = self._step.causal_lengths[values]
         if length == 0:
             return None
         return CausalMask(self._storages.number_of(mask), length)
@@ -484,7 +486,7 @@ class StepOperators:
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
         """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
         forward = self._forward_call()
-        self._calls.append(
+        self._step.calls.append(
             OperatorCall(
                 name=name,
                 is_view=True,
@@ -529,16 +531,18 @@ class StepOperators:
         node = BACKWARD_NODE.find()()
         forward = None
         if node is not None:
-            forward = self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
+            forward = self._step.forward_by_node.get(int(NODE_NUMBER.get(node)()))
         last_node_number = NEXT_NODE_NUMBER.find()() - 1
         is_of_forward = node is None
-        was_made_in_backward = last_node_number > self._last_forward_node
+        was_made_in_backward = last_node_number > self._step.last_forward_node
         if is_of_forward or was_made_in_backward:
             # The first call after a node was made is the one that made it; later calls may run without gradients. A
             # view makes a node without a call: no call of backward has made it.
-            self._forward_by_node.setdefault(last_node_number, len(self._calls))
+            self._step.forward_by_node.setdefault(
+                last_node_number, len(self._step.calls)
+            )
         if is_of_forward:
-            self._last_forward_node = last_node_number
+            self._step.last_forward_node = last_node_number
         return forward
 
     def _lines_of_call(self, forward: int | None) -> tuple[CodeLine, ...]:
@@ -559,7 +563,7 @@ class StepOperators:
         if threading.get_ident() != self._thread:
             return
         storage = self._storages.number_of(tensor)
-        self._calls.append(
+        self._step.calls.append(
             OperatorCall(
                 name="host read",
                 phase=self.phase,
@@ -577,24 +581,26 @@ class StepOperators:
 
         ``is_complete`` is whether all kernels of the step came from operators.
         """
-        if self.guard.is_disabled or not self._calls:
+        if self.guard.is_disabled or not self._step.calls:
             return None
         module, optimizers = self._parties()
         updated = _updated_parameters(optimizers)
         gradients = self._gradient_storages(module)
-        kept = self._exposed_storages | self._storages.alive()
+        kept = self._step.exposed_storages | self._storages.alive()
         # A gradient that is left counts only if the next step adds to it.
         kept -= set(gradients.values())
         kept |= self._accumulated_storages(gradients)
         kept -= self._gradients_of_other_leaves(updated)
         return StepCalls(
-            calls=self._calls,
+            calls=self._step.calls,
             trained=frozenset(self._storages.of_all(updated)),
-            of_modules=frozenset(self._module_storages),
+            of_modules=frozenset(self._step.module_storages),
             kept=frozenset(kept),
-            is_complete=is_complete and self._sees_all and not self._has_sparse_tensors,
+            is_complete=is_complete
+            and self._sees_all
+            and not self._step.has_sparse_tensors,
             trained_elements=sum(parameter.numel() for parameter in updated),
-            has_gradients_of_inputs=self._has_gradients_of_inputs,
+            has_gradients_of_inputs=self._step.has_gradients_of_inputs,
             is_double=any(parameter.dtype == torch.float64 for parameter in updated),
         )
 
@@ -614,7 +620,7 @@ class StepOperators:
         """
         updated_tensors = {id(parameter) for parameter in updated}
         storages: set[int] = set()
-        for identity, reference in self._other_leaves.items():
+        for identity, reference in self._step.other_leaves.items():
             leaf = reference()
             gradient = None if leaf is None else leaf.grad
             if gradient is None or identity in updated_tensors:
@@ -631,11 +637,11 @@ class StepOperators:
         They are those of the parameters whose earlier gradient this step has read.
         """
         read: set[int] = set()
-        for call in self._calls:
+        for call in self._step.calls:
             read.update(call.reads)
         accumulated: set[int] = set()
         for parameter, storage in gradients.items():
-            if self._first_gradients.get(parameter) in read:
+            if self._step.first_gradients.get(parameter) in read:
                 accumulated.add(storage)
         return accumulated
 
