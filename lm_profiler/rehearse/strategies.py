@@ -167,15 +167,10 @@ class FakeRank(FakeDevice):
         super().setup_environment()  # type: ignore[misc]
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the module and make the optimizers, on fake tensors."""
+        """Shard the module and make the optimizers, on fake tensors; replace CUDA's autocast by the CPU's."""
         plugin = trainer.precision_plugin
-        uses_cuda_autocast = isinstance(
-            plugin, FSDPPrecision
-        ) and plugin.precision.endswith("mixed")
-        if uses_cuda_autocast:
-            vars(plugin)["forward_context"] = partial(
-                torch.autocast, CPU.type, torch.bfloat16
-            )
+        if isinstance(plugin, FSDPPrecision) and plugin.precision.endswith("mixed"):
+            _use_cpu_autocast(plugin)
         with self.world.inside():
             super().setup(trainer)  # type: ignore[misc]
 
@@ -184,6 +179,12 @@ class FakeRank(FakeDevice):
 
     def barrier(self, name: str | None = None) -> None:
         pass  # no other rank exists
+
+
+def _use_cpu_autocast(plugin: FSDPPrecision) -> None:
+    """Make ``plugin`` autocast on the CPU, where fake tensors are; its own method enters CUDA's autocast."""
+    autocast = partial(torch.autocast, CPU.type, torch.bfloat16)
+    vars(plugin)["forward_context"] = autocast  # hides the method of the class
 
 
 _OFFLOADED = "FSDP keeps its weights and the optimizer's states on the host (cpu_offload), which cannot be planned"

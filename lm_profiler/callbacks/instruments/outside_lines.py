@@ -26,8 +26,8 @@ from lm_profiler.record.run_record import EPOCH, FIRST_BATCH, VALIDATION
 _EVERY_S = 0.01
 _FEWEST_SAMPLES = 8
 _LOADERS = "/torch/utils/data/"  # the folder of torch's code of loaders
-# parts of a step in which its batch has not arrived
-_BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
+# the codes of the parts that a step begins with, until its batch has arrived
+_CODES_BEFORE_BATCH = {tape.DATA, tape.OTHER, tape.OUTSIDE}
 _FORWARD_METHOD = "forward"
 _LARGE_SHARE = 0.5  # the share of the samples that a function must have
 
@@ -101,7 +101,7 @@ class OutsideLines(Instrument):
             while not is_over() and self._timeline.is_outside_for(VALIDATION):
                 self._add_sample(self._validation_stacks)
             boundary = _EpochBoundary(self._timeline)
-            while not is_over() and boundary.lasts():
+            while not is_over() and boundary.is_going_on():
                 self._add_sample(self._epoch_stacks)
 
     def _add_sample(self, stacks: Counter[_Stack]) -> None:
@@ -118,46 +118,50 @@ class _EpochBoundary:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        # of the first step after the boundary
-        self._begin_of_step_ns: int | None = None
+        # when the first step after the boundary began
+        self._first_begin_ns: int | None = None
 
-    def lasts(self) -> bool:
-        """Return whether the last thing for which the loop left its steps was an epoch, without a batch since then."""
+    def is_going_on(self) -> bool:
+        """Return whether the loop has left its steps for the end of an epoch, and no batch has arrived since.
+
+        The first call during a step takes that as the first step after the boundary.
+        """
         if not self._timeline.has_left_for(EPOCH):
             return False
         reading = self._timeline.read_without_change()
         if not reading.is_step_running:
             return True
-        step = reading.step
-        if self._begin_of_step_ns is None:
-            self._begin_of_step_ns = step.host_ns[0]
-        is_first_step = step.host_ns[0] == self._begin_of_step_ns
-        has_batch = not _BEFORE_BATCH.issuperset(step.codes)
-        return is_first_step and not has_batch
+        codes = reading.step.codes
+        begin_ns = reading.step.host_ns[0]
+        if self._first_begin_ns is None:
+            self._first_begin_ns = begin_ns
+        is_first_step = begin_ns == self._first_begin_ns
+        waits_for_batch = _CODES_BEFORE_BATCH.issuperset(codes)
+        return is_first_step and waits_for_batch
 
 
 def _stack_of(frame: FrameType) -> _Stack:
     """Return the lines of the program on the stack whose innermost frame is ``frame``, without those inside of modules.
 
-    If a validation takes long, its caller can call it less often. The line within the model shows nothing. Nor does the
-    line of the loop over a loader, which makes its iterator and starts its workers: then the result is empty.
+    If a validation takes long, its caller can call it less often; a line within the model does not help. The result is
+    empty while a loader works, such as when its iterator starts workers: the line that loops over it does not help.
     """
     if _is_in_loader(frame):
         return ()
     lines: list[CodeLine] = []
     for line in user_lines(frame, callees_left_out=nn.Module.__call__.__code__):
         code_line = CodeLine(*line)
-        # The lines inside of ``model(batch)`` are left out already, but a program may also call ``model.forward``.
-        # before Python 3.11 the name is without that of the class
-        is_of_model = code_line.function.rpartition(".")[2] == _FORWARD_METHOD
-        if is_of_model and lines:
+        # ``user_lines`` leaves out what ``model(batch)`` runs, but a program may also call ``model.forward(batch)``.
+        method = code_line.function.rpartition(".")[2]
+        is_called_by_program = bool(lines)
+        if method == _FORWARD_METHOD and is_called_by_program:
             break
         lines.append(code_line)
     return tuple(lines)
 
 
 def _is_in_loader(innermost: FrameType) -> bool:
-    """Return whether torch's code of loaders runs, or what it calls, and not the program's code of a dataset."""
+    """Return whether a loader of torch runs, or a library that it calls, and no dataset of the program."""
     for frame, _ in walk_stack(innermost):
         file = frame.f_code.co_filename
         if not package_of(file):
@@ -213,9 +217,9 @@ def calling_line(
 
 
 def _innermost_function(stacks: Mapping[_Stack, int]) -> _Function | None:
-    """Return file and name of the innermost function that is on at least half of the ``stacks``; None without one.
+    """Return the file and the name of the innermost function that is on at least half of the ``stacks``; else None.
 
-    Of several such functions, it is the one whose innermost call is deepest in the stack, on average.
+    The innermost is the one whose innermost call is deepest in the stack, on average.
     """
     samples_by_function: Counter[tuple[str, str]] = Counter()
     # for each function, the sum over its samples of the depth of its innermost call

@@ -152,7 +152,7 @@ class SentStep:
         """
         with suppress(Exception):
             return self._dumped(has_stand_ins=False)
-        # Something cannot be pickled, such as a lock, an open file or a connection. The step may work with a stand-in.
+        # An object cannot be pickled, such as a lock, an open file or a connection. The step may not need it.
         try:
             return self._dumped(has_stand_ins=True)
         except Exception as error:
@@ -210,8 +210,7 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         As pickle requires, the result is a function and its arguments, whose call returns the unpickled value.
         """
         if isinstance(value, FunctionType) and _is_compiled_wrapper(value):
-            function = inspect.unwrap(value, stop=_is_plain_function)
-            return _return_unchanged, (function,)
+            return _pickled_as(inspect.unwrap(value, stop=_is_plain_function))
         if isinstance(value, torch.device):
             return torch.device, ("cpu",)
         operator = reduce_operator(value)
@@ -225,15 +224,20 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         if has_data and value.numel() > _MOST_VALUES:
             return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
         if has_data and value.device.type != "cpu":
-            return _return_unchanged, (value.detach().cpu(),)
+            return _pickled_as(value.detach().cpu())
+        # pickle has a function of its own for each type in its ``dispatch_table``
         is_known = type(value) in self.dispatch_table
-        if self.has_stand_ins and not is_known and _refuses_to_be_sent(value):
+        if self.has_stand_ins and not is_known and _cannot_be_pickled(value):
             return Absent, ()
         return super().reducer_override(value)
 
 
-def _refuses_to_be_sent(value: Any) -> bool:
-    """Return whether ``value`` cannot be pickled."""
+def _pickled_as(replacement: Any) -> Any:
+    """Return the result of ``reducer_override`` that makes pickle write ``replacement`` in place of its value."""
+    return _return_unchanged, (replacement,)
+
+
+def _cannot_be_pickled(value: Any) -> bool:
     if isinstance(value, (type, FunctionType, ModuleType, Tensor, torch.nn.Module)):
         return False
     try:
@@ -256,6 +260,7 @@ def _is_compiled_wrapper(function: Any) -> bool:
 
 
 def _is_plain_function(function: Any) -> bool:
+    """Return whether ``function`` is as the program wrote it, and not the wrapper of its compiled form."""
     return not _is_compiled_wrapper(function)
 
 
