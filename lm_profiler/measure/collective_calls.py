@@ -30,7 +30,8 @@ from lm_profiler.torch_names import (
 # returns the ring's entries, the oldest first
 Dump = Callable[[], Sequence[Mapping[str, Any]]]
 
-_TRIES = 20  # attempts to read two clocks at the same time; the closest pair counts, and is within a microsecond
+# attempts to read two clocks at the same time; the pair that took least time counts, which is below a microsecond
+_TRIES = 20
 
 # How long to wait for durations: NCCL's watchdog reads the events every tenth of a second, in torch 2.15 every second.
 _PATIENCE_S = 2.0
@@ -73,7 +74,7 @@ def flight_recorder(device_type: str) -> Dump | None:
 
     def read_entries() -> Sequence[Mapping[str, Any]]:
         """Return the recorded collectives, each as torch's dictionary of its fields."""
-        # with collectives, without stack traces, and not only those that are active
+        # the arguments of torch: include collectives, include stack traces, only calls that are active
         ring = pickle.loads(dump(True, False, False, **options))
         entries: Sequence[Mapping[str, Any]] = ring.get("entries", [])
         return entries
@@ -118,9 +119,9 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
 
 
 def oldest_pending_call(entries: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the first of ``entries``, the oldest first, that has not ended; None if all have.
+    """Return the oldest call that has not ended, such as ``gloo:broadcast number 7``; None if all have ended.
 
-    It is named such as ``gloo:broadcast number 7``.
+    ``entries`` begin with the oldest call.
     """
     for entry in entries:
         has_ended = entry.get("retired", True)
@@ -132,7 +133,7 @@ def oldest_pending_call(entries: Iterable[Mapping[str, Any]]) -> str | None:
 def wall_ahead_ns(
     clock: Callable[[], int], wall: Callable[[], int] = time.time_ns
 ) -> int:
-    """Return the wall clock minus ``clock``, from the closest of several readings."""
+    """Return the wall clock minus ``clock``, from the fastest of several readings of both."""
     shortest_ns: int | None = None
     ahead_ns = 0
     for _ in range(_TRIES):
@@ -146,10 +147,10 @@ def wall_ahead_ns(
 
 
 class _ClockReading(NamedTuple):
-    """The difference between the wall clock and the host's clock, at an instant of the latter."""
+    """Two clocks, read at the same time."""
 
-    at_ns: int
-    ahead_ns: int
+    at_ns: int  # the host's clock
+    ahead_ns: int  # the wall clock minus the host's clock
 
 
 def _was_set_between(earlier: _ClockReading, later: _ClockReading) -> bool:
@@ -161,8 +162,10 @@ def _was_set_between(earlier: _ClockReading, later: _ClockReading) -> bool:
 
 @dataclass(eq=False)
 class Arrivals:
-    """Collects calls from torch's flight recorder, a ring buffer, before it overwrites them, and converts their
-    instants to ``clock``."""
+    """Collects collective calls from torch's flight recorder, a ring buffer, before they are overwritten.
+
+    Their instants are converted to ``clock``.
+    """
 
     dump: Dump  # reads torch's flight recorder
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
@@ -171,7 +174,7 @@ class Arrivals:
     capacity: int = field(default_factory=ring_size)
     # the collective calls that were read
     calls: list[CollectiveCall] = field(default_factory=list)
-    at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
+    at_ns: list[int] = field(default_factory=list)  # when each of ``calls`` was made
     lost: bool = False  # whether entries were overwritten before they were read
     # whether the wall clock was set, so that the instants cannot be trusted
     clock_was_set: bool = False
@@ -342,8 +345,8 @@ class StreamWaits:
 
     def is_on_other_stream(self, at_ns: int) -> bool:
         """Return whether the host was working on another stream at ``at_ns``."""
-        index = bisect_right(self._switches, (at_ns, True)) - 1
-        if index < 0:
+        switches_before = bisect_right(self._switches, (at_ns, True))
+        if switches_before == 0:
             return False
-        _, is_other_stream = self._switches[index]
+        _, is_other_stream = self._switches[switches_before - 1]
         return is_other_stream

@@ -48,7 +48,7 @@ class Timeline:
         # whether the loop has left the step, for example for a validation
         self._is_outside = False
         self._is_stopped = False  # whether all further marks are dropped
-        # each time that the loop left the step: when (ns), and for what; also when it continued with its last batch
+        # when (ns) the loop left the step each time, and for what; also when it continued with the step's last batch
         self.departures: list[tuple[int, str]] = []
         # called when the loop leaves the step
         self.left_step: Callable[[], object] = _do_nothing

@@ -83,7 +83,7 @@ class ModuleCopy:
             tensor_copy = self._tensor(value).requires_grad_(value.requires_grad)
             if isinstance(value, nn.Parameter):
                 tensor_copy = nn.Parameter(tensor_copy, value.requires_grad)
-            return self._keep(value, tensor_copy)
+            return self._remember(value, tensor_copy)
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, torch.device):
@@ -93,8 +93,8 @@ class ModuleCopy:
             return types.MethodType(value.__func__, self(value.__self__))
         return self._container(value)
 
-    def _keep(self, original: Any, copied: Any) -> Any:
-        """Return ``copied``, which every further occurrence of ``original`` gets too."""
+    def _remember(self, original: Any, copied: Any) -> Any:
+        """Return ``copied``, and use it for every further occurrence of ``original``."""
         self._copies[id(original)] = (original, copied)
         return copied
 
@@ -104,7 +104,7 @@ class ModuleCopy:
         is_script = isinstance(module, torch.jit.ScriptModule)
         if is_script or class_name in _UNCOPYABLE:
             raise UncopyableError(f"a {class_name} cannot be copied")
-        clone: nn.Module = self._keep(module, object.__new__(type(module)))
+        clone: nn.Module = self._remember(module, object.__new__(type(module)))
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
         # Without its compiled call the copy runs eagerly.
@@ -122,19 +122,19 @@ class ModuleCopy:
 
     def _container(self, value: Any) -> Any:
         """Return a copy of a container with copies of what it contains; anything else is returned as it is."""
-        # Only exact types, because a subclass may refuse writes. Copies are kept before they are filled, because a
-        # container may contain itself.
+        # Only exact types, because a subclass may refuse writes. Copies are remembered before they are filled,
+        # because a container may contain itself.
         is_mapping = type(value) in (dict, OrderedDict, defaultdict)
         is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
         is_class = isinstance(value, type)
         is_dataclass_instance = dataclasses.is_dataclass(value) and not is_class
         if is_mapping or isinstance(value, UserDict):
-            container = self._keep(value, copy.copy(value))
+            container = self._remember(value, copy.copy(value))
             for key in value:
                 container[key] = self(value[key])
             return container
         if type(value) in (list, deque):
-            container = self._keep(value, copy.copy(value))
+            container = self._remember(value, copy.copy(value))
             container.clear()
             container.extend(map(self, value))
             return container
@@ -143,14 +143,14 @@ class ModuleCopy:
         if is_named_tuple:
             return value._make(map(self, value))
         if is_dataclass_instance:
-            container = self._keep(value, copy.copy(value))
+            container = self._remember(value, copy.copy(value))
             for field_of_class in dataclasses.fields(value):
                 field_copy = self(getattr(value, field_of_class.name))
                 # also works for frozen dataclasses
                 object.__setattr__(container, field_of_class.name, field_copy)
             return container
         if type(value) in _GENERATORS:
-            return self._keep(value, copy.deepcopy(value))
+            return self._remember(value, copy.deepcopy(value))
         return value
 
 

@@ -119,9 +119,8 @@ def fastest(
     # the size of a matmul to its least seconds
     seconds: dict[int, float] = {}
     size = SMALLEST
-    previous_s = (
-        inf  # the seconds of the previous size, which had an eighth of the FLOPs
-    )
+    # the seconds of the previous size, which had an eighth of the FLOPs
+    previous_s = inf
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
             # Twice, because the first time includes fresh pages and the choice of a kernel.
@@ -154,7 +153,7 @@ def _repeat_best_sizes(
     """
 
     def seconds_per_flop(size: int) -> float:
-        """Return what is proportional to the time of a FLOP, of which a matmul has 2·size³."""
+        """Return a number proportional to the seconds per FLOP; a matmul has 2·size³ FLOPs."""
         if seconds[size] <= 0:  # the clock is too coarse for this size
             return inf
         return seconds[size] / size**3
@@ -187,7 +186,7 @@ class Products:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]
     ) -> None:
-        self._seconds = Stopwatch(device, clock)
+        self._stopwatch = Stopwatch(device, clock)
         # Random values, because zeros draw less power and so run faster. From a separate generator, so that the state
         # of the run's generator does not change.
         generator = torch.Generator(device).manual_seed(0)
@@ -207,7 +206,7 @@ class Products:
             )
         factor, other_factor, product = self._matrices[size]
         # into ``out``, because then autocast does not change the dtype
-        return self._seconds(lambda: torch.mm(factor, other_factor, out=product))
+        return self._stopwatch(lambda: torch.mm(factor, other_factor, out=product))
 
     def _matrix(self, size: int) -> Tensor:
         """Return a square matrix of random values."""
@@ -220,7 +219,7 @@ class Products:
 # enlarge the process, both together are twice the last-level cache of many CPUs.
 ON_A_GPU_BYTES = 512 << 20
 ON_A_CPU_BYTES = 32 << 20
-_COPIES = 3  # the copies of a reading, of which the fastest counts
+_COPIES = 3  # the copies of a probe; the fastest of all probes counts
 
 
 def copy_rate(
@@ -296,8 +295,7 @@ def known_ceiling(
         report(
             f"ceiling unknown: the matmul rate of this device is {rates.current / 1e9:.3g} GFLOP/s now, and was "
             f"{rates.stored / 1e9:.3g} GFLOP/s before: another program uses the device, or used it before; if the "
-            "device "
-            f"was replaced, remove {file.path}"
+            f"device was replaced, remove {file.path}"
         )
         return None
     return max(rates.current, rates.stored)

@@ -36,7 +36,7 @@ class CpuReading:
     cpus: frozenset[int]  # the CPUs that this process may use
     busy_s: float  # the time for which these CPUs were busy, summed over them
     stolen_s: float  # the time that a hypervisor took from these CPUs, summed over them
-    # CPU time by process: of this one and its descendants, with children that have ended
+    # CPU time of this process and of each descendant, by process; a parent's includes children that have ended
     own_s: dict[int, float]
     # waiting for a CPU, by thread of these processes
     waited_s: dict[int, float] | None
@@ -128,12 +128,11 @@ def _contention_for_cpus(use: CpuUse, sharers: Sequence[CpuUse]) -> Contention:
         waited_s = max(waited_s - (throttled_s or 0.0), 0.0)
 
     # The pressure is a lower bound of the waiting time: several threads may have waited at a time.
-    lost_s = pressure_s if waited_s is None else waited_s
-    missed_s = None
+    known_wait_s = pressure_s if waited_s is None else waited_s
     not_had = None
-    if lost_s is not None and others_s is not None:
+    if known_wait_s is not None and others_s is not None:
         our_share = had_s / max(had_s + others_s, 1e-9)
-        missed_s = min(lost_s, others_s) + stolen_s * our_share
+        missed_s = min(known_wait_s, others_s) + stolen_s * our_share
         not_had = missed_s / max(had_s + missed_s, 1e-9)
     pressure = None
     if pressure_s is not None:
@@ -267,7 +266,7 @@ def _cpu_seconds_of_family(proc: Path, tick_s: float) -> dict[int, float]:
 
 
 def _waited_by_thread(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
-    """Return how many seconds each thread of ``family`` was ready to run and had no CPU.
+    """Return how many seconds each thread of the processes ``family`` was ready to run and had no CPU.
 
     None if the kernel does not count them.
     """

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 # seconds to wait for NVML, which can hang on a GPU that fell off its bus
 _PATIENCE_S = 5.0
-_NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
+_NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: no kernel ran on the GPU in the time that was asked for
 _CLOCK_SM = 1  # nvml.h, nvmlClockType_t
 _TEMPERATURE_GPU = 0  # nvml.h, nvmlTemperatureSensors_t
 # NVML's units in SI units
@@ -411,9 +411,9 @@ def combine_telemetry(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     )
 
 
-def _clock_order(card: Telemetry) -> tuple[bool, float]:
+def _clock_order(reading: Telemetry) -> tuple[bool, float]:
     """Return a key that sorts slow clocks first, and unknown ones last."""
-    return card.clock_share is None, card.clock_share or 0.0
+    return reading.clock_share is None, reading.clock_share or 0.0
 
 
 def _without_none(values: Iterable[Value | None]) -> list[Value]:

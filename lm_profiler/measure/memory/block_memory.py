@@ -62,7 +62,10 @@ def block_memory(
 
 
 def _layer_of(path: str) -> _Layer | None:
-    """Return the position of ``path`` in its outermost list, such as 3 in ``model.blocks.``; None if it is in none."""
+    """Return the position of a module, given by its ``path``, in the outermost list; None if it is not in a list.
+
+    For example ``model.blocks.3.norm`` is at position 3 of ``model.blocks.``.
+    """
     match = _LAYER.match(path)
     if match is None:
         return None
