@@ -157,7 +157,9 @@ class WatchEvent(Part):
     in_all_parts: bool | None = None
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
-    since_step: int | None = None  # the step at which a level began
+    since_step: int | None = (
+        None  # the step at which a level, or the growth of memory, began
+    )
     # the last step before the level went back, or before growth ended
     until_step: int | None = None
     # how a level changes if it does not jump once: steadily, up and down, or between two values
@@ -182,6 +184,7 @@ class WatchEvent(Part):
     # all take long, their share of the time
     share: float | None = None
     grew_bytes: int | None = None  # the bytes by which memory has grown
+    held_bytes: int | None = None  # the bytes to which it has grown
     # whether the event is no longer valid, because it is part of another one or turned out to be none
     withdrawn: bool = False
     chronic: bool | None = None  # whether the rank was late repeatedly

@@ -85,6 +85,8 @@ class WatchedRun:
     steps: int = 0  # number of steps so far
     levels: LevelFollower = field(init=False)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    # seconds until memory is full, when its growth was last reported
+    _full_in_s: float | None = None
     _machine: MachineSpeed = field(default_factory=MachineSpeed)
     _slow: SlowSteps = field(default_factory=SlowSteps)
     _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
@@ -168,6 +170,9 @@ class WatchedRun:
         for term, durations in self._durations.items():
             durations.finish()
             events += self._duration_events(term, durations)
+        growth = self.memory.finish()
+        if growth is not None:
+            events.append(self._memory_event(growth))
         return events
 
     def skip(self, steps: int) -> None:
@@ -240,7 +245,8 @@ class WatchedRun:
         growth = self.memory.add(at_s, held_bytes, self.steps)
         if growth is None:
             return []
-        return [self._memory_event(growth, free_bytes)]
+        self._full_in_s = _seconds_until_full(growth, free_bytes)
+        return [self._memory_event(growth)]
 
     # -- slow steps ----------------------------------------------------------------------------------------------------
 
@@ -544,23 +550,30 @@ class WatchedRun:
             withdrawn=durations.is_withdrawn,
         )
 
-    def _memory_event(
-        self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]
-    ) -> WatchEvent:
+    def _memory_event(self, growth: MemoryGrowth) -> WatchEvent:
         """Return the event of growing memory: bytes per hour, and the seconds until the free memory is used up."""
-        full_in_s = None
-        if growth.until_step is None and growth.bytes_per_s > 0.0:
-            free = free_bytes()
-            full_in_s = None if free is None else free / growth.bytes_per_s
         return WatchEvent(
             at_s=growth.at_s,
             step=growth.step,
             kind="memory",
             now=growth.bytes_per_s * 3600.0,
-            full_in_s=full_in_s,
+            full_in_s=self._full_in_s,
+            since_step=growth.since_step,
             until_step=growth.until_step,
             grew_bytes=round(growth.grew_bytes),
+            held_bytes=round(growth.now_bytes),
+            withdrawn=growth.is_withdrawn,
         )
+
+
+def _seconds_until_full(
+    growth: MemoryGrowth, free_bytes: Callable[[], int | None]
+) -> float | None:
+    """Return in how many seconds ``growth`` uses up the free memory; None if it has ended, or if this is unknown."""
+    if growth.until_step is not None or growth.bytes_per_s <= 0.0:
+        return None
+    free = free_bytes()
+    return None if free is None else free / growth.bytes_per_s
 
 
 def _is_worth_naming(cause: str, counters: StepCounters) -> bool:

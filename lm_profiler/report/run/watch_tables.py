@@ -21,6 +21,9 @@ from lm_profiler.record.watch_files import (
 from lm_profiler.report.tables.table import Table, text_table
 
 _MOST_EVENTS = 12
+_FAST_GROWTH = (
+    2.0**20
+)  # faster growth of memory is printed in bytes per second, not per hour
 _LEAST_SHARE = 0.001  # a smaller share of slow steps is not printed
 
 
@@ -243,9 +246,23 @@ def _outside_text(event: WatchEvent) -> str:
 
 
 def _memory_text(event: WatchEvent) -> str:
-    if event.until_step is None:
-        return f"memory grows by {bytes_text(round(event.now))} per hour"
-    return f"memory grew by {bytes_text(event.grew_bytes or 0)} until step {event.until_step:,}, then stopped growing"
+    """Return the text of growing memory: per second if it is fast, else per hour; and from how much to how much."""
+    grew_bytes = event.grew_bytes or 0
+    amounts = ""
+    if event.held_bytes is not None:  # older files do not have it
+        begin_bytes = event.held_bytes - grew_bytes
+        amounts = f", from {bytes_text(begin_bytes)} to {bytes_text(event.held_bytes)}"
+    if event.until_step is not None:
+        until = f"until step {event.until_step:,}, then stopped growing"
+        return f"memory grew by {bytes_text(grew_bytes)}{amounts}, {until}"
+    rate = f"{bytes_text(round(event.now))} per hour"
+    bytes_per_s = event.now / 3600.0
+    if bytes_per_s >= _FAST_GROWTH:
+        rate = f"{bytes_text(bytes_per_s)} per second"
+    since = ""
+    if event.since_step is not None:
+        since = f" since step {event.since_step:,}, by {bytes_text(grew_bytes)} so far"
+    return f"memory grows by {rate}{since}{amounts}"
 
 
 def _level_text(event: WatchEvent, part: str) -> str:

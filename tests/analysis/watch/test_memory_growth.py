@@ -1,80 +1,151 @@
-"""Memory that grows is reported within the hour, whenever it begins; caches that fill up and jumps are not."""
+"""Memory that grows is reported, in seconds if it grows fast; caches that fill up and jumps are not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
 
+MIB = 2.0**20
 GIB = 2.0**30
 HOUR_S = 3600.0
 
+Held = Callable[[float], float]
 
-def growth_of(held: Callable[[float], float], hours: float, every_s: float = 10.0) -> list[tuple[float, MemoryGrowth]]:
-    """Return each reported growth with the hours after which it was reported, for readings every ``every_s``."""
+
+class Report(NamedTuple):
+    at_s: float  # when it was reported
+    growth: MemoryGrowth
+
+
+def reports_of(held: Held, seconds: float, every_s: float = 10.0, seed: int = 0) -> list[Report]:
+    """Return all reports of growth, for readings every ``every_s``. The steps take a tenth of a second."""
     memory = MemoryWatch()
-    rng = np.random.default_rng(0)
-    reported = []
-    for at_s in np.arange(0.0, hours * HOUR_S, every_s).tolist():
-        growth = memory.add(at_s, held(at_s) * (1.0 + 0.002 * rng.random()), round(at_s))
+    rng = np.random.default_rng(seed)
+    reports = []
+    for at_s in np.arange(0.0, seconds, every_s).tolist():
+        growth = memory.add(at_s, held(at_s) * (1.0 + 0.002 * rng.random()), round(10 * at_s))
         if growth is not None:
-            reported.append((at_s / HOUR_S, growth))
-    return reported
+            reports.append(Report(at_s, growth))
+    return reports
+
+
+def standing(reports: Sequence[Report]) -> list[Report]:
+    """Return the first report of each growth that is not withdrawn at the end."""
+    first_reports: dict[int, Report] = {}
+    for report in reports:
+        if not report.growth.is_withdrawn:
+            first_reports.setdefault(id(report.growth), report)
+    return [*first_reports.values()]
 
 
 @pytest.mark.parametrize("begins_h", [0, 1, 8, 24])
 def test_a_leak_is_reported_within_an_hour_with_its_size(begins_h: int) -> None:
-    reported = growth_of(lambda at_s: 2 * GIB + GIB * max(at_s / HOUR_S - begins_h, 0.0), hours=begins_h + 2)
-    at_h, growth = reported[0]
-    assert at_h - begins_h < 1.0
+    reports = reports_of(lambda at_s: 2 * GIB + GIB * max(at_s / HOUR_S - begins_h, 0.0), (begins_h + 2) * HOUR_S)
+    ((at_s, growth),) = standing(reports)
+    assert at_s / HOUR_S - begins_h < 1.0
     assert growth.bytes_per_s * HOUR_S == pytest.approx(GIB, rel=0.1)
 
 
-def test_a_steep_leak_is_reported_within_a_minute() -> None:
-    at_h, growth = growth_of(lambda at_s: 0.6 * GIB + 33 * GIB * at_s / HOUR_S, hours=0.02, every_s=1.0)[0]
-    assert at_h * HOUR_S < 60.0
-    assert growth.bytes_per_s * HOUR_S == pytest.approx(33 * GIB, rel=0.05)
+def with_checkpoints(at_s: float) -> float:
+    """Return 200 MiB for the two seconds after each tenth second."""
+    return 200 * MIB if at_s % 10.0 < 2.0 else 0.0
 
 
-def test_a_leak_that_doubles_the_memory_is_reported_within_half_a_minute() -> None:
-    at_h, growth = growth_of(lambda at_s: 0.5 * GIB * (1.0 + at_s / 15.0), hours=0.01, every_s=1.0)[0]
-    assert at_h * HOUR_S < 25.0
-    assert growth.bytes_per_s == pytest.approx(0.5 * GIB / 15.0, rel=0.05)
+def with_a_jump(at_s: float) -> float:
+    return 200 * MIB if at_s >= 17.0 else 0.0
 
 
-@pytest.mark.parametrize("mib_per_s, within_s", [(20.0, 16.0), (12.0, 22.0), (7.0, 31.0)])
-def test_a_leak_in_a_run_of_seconds_is_reported(mib_per_s: float, within_s: float) -> None:
-    leak = mib_per_s * 2.0**20
-    at_h, growth = growth_of(lambda at_s: 0.45 * GIB + leak * at_s, hours=0.01, every_s=1.0)[0]
-    assert at_h * HOUR_S <= within_s
+def with_a_short_sawtooth(at_s: float) -> float:
+    """Return up to 40 MiB, which a garbage collection gives back every three seconds."""
+    return 40 * MIB * (at_s % 3.0) / 3.0
+
+
+@pytest.mark.parametrize(
+    "mib_per_s, others, within_s",
+    [
+        (33 * 1024 / HOUR_S, None, 25.0),
+        (20.0, None, 16.0),
+        (12.0, None, 16.0),
+        (7.0, None, 16.0),
+        (97 / 22, None, 18.0),
+        (5.0, None, 18.0),
+        (5.0, with_checkpoints, 24.0),
+        (5.0, with_a_jump, 18.0),
+        (8.0, with_a_short_sawtooth, 46.0),
+    ],
+)
+@pytest.mark.parametrize("begin_s", [0.0, 8.0, 60.0])
+def test_a_leak_in_a_run_of_seconds_is_reported(
+    mib_per_s: float, others: Held | None, within_s: float, begin_s: float
+) -> None:
+    leak = mib_per_s * MIB
+
+    def held(at_s: float) -> float:
+        other_bytes = 0.0 if others is None else others(at_s)
+        return 600 * MIB + leak * max(at_s - begin_s, 0.0) + other_bytes
+
+    end_s = begin_s + within_s + 8.0
+    ((at_s, growth),) = standing(reports_of(held, end_s, every_s=1.0))
+    assert at_s - begin_s <= within_s
     assert growth.bytes_per_s == pytest.approx(leak, rel=0.1)
+    assert growth.since_step / 10 == pytest.approx(begin_s, abs=within_s - 10.0)
+    assert growth.until_step is None
+
+
+def cache(seconds: float, grows_by: float) -> Held:
+    """Return memory that a cache fills at a constant rate within ``seconds``."""
+    return lambda at_s: 600 * MIB + grows_by * min(at_s / seconds, 1.0)
+
+
+def slowing_cache(fills_s: float) -> Held:
+    return lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s))
+
+
+@pytest.mark.parametrize("seconds", [5.0, 15.0, 60.0, 200.0])
+@pytest.mark.parametrize("mib", [60.0, 300.0, 1200.0])
+def test_no_growth_stands_once_a_cache_is_full(seconds: float, mib: float) -> None:
+    assert standing(reports_of(cache(seconds, mib * MIB), 3.0 * seconds + 30.0, every_s=1.0)) == []
+
+
+@pytest.mark.parametrize("every_s", [1.0, 10.0])
+@pytest.mark.parametrize("fills_s", [3.0, 10.0, 30.0, 100.0])
+def test_no_growth_stands_once_a_cache_has_slowed_down(fills_s: float, every_s: float) -> None:
+    assert standing(reports_of(slowing_cache(fills_s), HOUR_S, every_s)) == []
 
 
 @pytest.mark.parametrize("tenfold_s", [3.0, 20.0])
 def test_memory_that_grows_with_the_logarithm_of_time_is_not_reported(tenfold_s: float) -> None:
-    assert growth_of(lambda at_s: GIB * (0.5 + 0.1 * np.log1p(at_s / tenfold_s)), hours=1, every_s=1.0) == []
+    assert standing(reports_of(lambda at_s: GIB * (0.5 + 0.1 * np.log1p(at_s / tenfold_s)), HOUR_S, 1.0)) == []
 
 
 @pytest.mark.parametrize("every_s", [1.0, 10.0])
-@pytest.mark.parametrize("fills_s", [3.0, 10.0, 30.0, 100.0, 300.0, 600.0, 3600.0])
-def test_a_cache_that_fills_up_is_not_reported(fills_s: float, every_s: float) -> None:
-    assert growth_of(lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s)), hours=6, every_s=every_s) == []
+def test_steady_memory_and_a_jump_are_not_reported(every_s: float) -> None:
+    assert reports_of(lambda _: 2 * GIB, 6 * HOUR_S, every_s) == []
+    assert reports_of(lambda at_s: (2 if at_s < 3000 else 3) * GIB, 2 * HOUR_S, every_s) == []
+    assert reports_of(lambda at_s: 600 * MIB + with_checkpoints(at_s), HOUR_S, every_s) == []
 
 
-def test_steady_memory_and_a_jump_are_not_reported() -> None:
-    assert growth_of(lambda _: 2 * GIB, hours=6) == []
-    assert growth_of(lambda at_s: (2 if at_s < 3000 else 3) * GIB, hours=6) == []
+@pytest.mark.parametrize("epoch_s", [5.0, 20.0, 60.0, 300.0])
+def test_memory_that_rises_in_each_epoch_and_falls_again_is_withdrawn(epoch_s: float) -> None:
+    reports = reports_of(lambda at_s: (1.0 + 0.8 * (at_s % epoch_s) / epoch_s) * GIB, HOUR_S, every_s=1.0)
+    assert standing(reports) == []
+    assert len({id(growth) for _, growth in reports}) <= 2
 
 
-def test_memory_that_rises_in_each_epoch_and_falls_again_is_reported_once() -> None:
-    reported = growth_of(lambda at_s: (1.0 + 0.8 * (at_s % 60.0) / 60.0) * GIB, hours=1, every_s=1.0)
-    assert len({id(growth) for _, growth in reported}) <= 1
-    assert len(reported) <= 2
-
-
-def test_growth_that_ends_is_reported_as_ended() -> None:
-    reported = growth_of(lambda at_s: 2 * GIB + 2 * GIB * min(at_s / HOUR_S, 1.0), hours=4)
-    growth = reported[-1][1]
-    assert growth.until_step is not None
+def test_growth_that_ends_after_many_minutes_is_reported_as_ended() -> None:
+    reports = reports_of(lambda at_s: 2 * GIB + 2 * GIB * min(at_s / HOUR_S, 1.0), 4 * HOUR_S)
+    growth = reports[-1].growth
+    assert growth.until_step == pytest.approx(10 * HOUR_S, rel=0.1)
     assert growth.grew_bytes == pytest.approx(2 * GIB, rel=0.05)
+
+
+def test_growth_that_becomes_faster_is_reported_again() -> None:
+    def held(at_s: float) -> float:
+        return GIB + 10 * MIB * at_s + 40 * MIB * max(at_s - 60.0, 0.0)
+
+    growth = reports_of(held, 120.0, every_s=1.0)[-1].growth
+    assert growth.bytes_per_s == pytest.approx(50 * MIB, rel=0.1)
+    assert growth.since_step == pytest.approx(0, abs=30)

@@ -145,11 +145,15 @@ def test_a_slow_validation_is_an_event() -> None:
 
 
 def test_a_leak_is_an_event() -> None:
-    """The run holds 1 MiB more each second, and 1 GiB is free."""
+    """The run holds 1 MiB more each second, and 1 GiB is free. At the end it is reported again with all its growth."""
     run = WatchedRun()
-    events = [e for at_s in range(4000) for e in run.add_held_bytes(at_s, 2**31 + 2**20 * at_s, lambda: 2**30)]
-    assert events[0].kind == "memory"
-    assert events[0].full_in_s == pytest.approx(2**30 / 2**20, rel=0.1)
+    events = [e for at_s in range(1, 4001) for e in run.add_held_bytes(at_s, 2**31 + 2**20 * at_s, lambda: 2**30)]
+    (last,) = latest_events([*events, *run.finish()])
+    assert (last.kind, last.step, last.since_step) == ("memory", 0, 0)
+    assert last.full_in_s == pytest.approx(2**30 / 2**20, rel=0.1)
+    assert last.now == pytest.approx(3600 * 2**20, rel=0.01)
+    assert last.grew_bytes == pytest.approx(4000 * 2**20, rel=0.05)
+    assert last.held_bytes == pytest.approx(2**31 + 4000 * 2**20, rel=0.05)
 
 
 @pytest.mark.parametrize("stalled", [0, 1, 2])

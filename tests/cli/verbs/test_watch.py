@@ -31,6 +31,7 @@ from lm_profiler.record.watch_files import (
     read_status,
     request_file,
 )
+from lm_profiler.report.run.watch_tables import event_text
 
 
 def killed_watched_run(folder: Path, **known: object) -> Path:
@@ -58,6 +59,14 @@ def test_a_watched_run_is_shown_once_without_a_terminal(tmp_path: Path, capsys: 
         assert words in shown
     events = [line for line in shown.splitlines() if "late once in" in line or "no report since" in line]
     assert_stored("cli/watch", {"events of rank 1": events})
+
+
+def test_growth_of_memory_has_its_rate_and_amounts() -> None:
+    fast = WatchEvent(step=900, kind="memory", now=3600 * 5e6, since_step=700, grew_bytes=10**8, held_bytes=8 * 10**8)
+    slow = fast.model_copy(update={"now": 5e8, "full_in_s": 7200.0})
+    ended = fast.model_copy(update={"until_step": 90_000})
+    older = WatchEvent(step=900, kind="memory", now=5e8, full_in_s=7200.0)
+    assert_stored("cli/watch_memory", {"events": [event_text(event) for event in (fast, slow, ended, older)]})
 
 
 def test_the_version_written_last_is_watched(tmp_path: Path) -> None:
