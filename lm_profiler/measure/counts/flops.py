@@ -593,7 +593,13 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             with enable_reentrant_dispatch(), self:
                 return func.decompose(*args, **kwargs)
         is_counted = kind.is_of_step and self.counting
-        autocast = self._autocast_for(func)
+        # Torch's own operators run under no autocast here, custom ones under their caller's.
+        autocast: AbstractContextManager[Any] = nullcontext()
+        try:
+            if func.namespace not in _TORCHS_OWN:
+                autocast = _autocast_of_caller()
+        except BaseException as error:
+            self._stop_counting(func, error)
         operators = self._operators
         began_ns = 0 if operators is None else operators.clock()
         with autocast:
@@ -608,15 +614,6 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             except BaseException as error:
                 self._stop_counting(func, error)
         return result
-
-    def _autocast_for(self, func: Any) -> AbstractContextManager[Any]:
-        """Return the autocast for ``func``: none for torch's own operators, and the caller's for custom ones."""
-        try:
-            if func.namespace not in _TORCHS_OWN:
-                return _autocast_of_caller()
-        except BaseException as error:
-            self._stop_counting(func, error)
-        return nullcontext()
 
     def _kind_of_operator(self, func: Any, types: Any) -> _OperatorKind:
         """Return how ``func`` is to be handled, called with tensors of the classes ``types`` (those with a dispatch).
