@@ -91,10 +91,10 @@ class Watch(Instrument):
     """Instrument of one stage that is made of functions.
 
     Args:
-        name: of the instrument, for messages.
-        stage: in which it measures.
+        name: the name of the instrument, for messages.
+        stage: the stage in which it measures.
         start: begins to measure, and returns a value for ``result``.
-        result: stops, and returns the facts.
+        result: stops measuring; takes the value that ``start`` returned, and returns the facts.
         stop: stops without a result; may be called twice.
     """
 

@@ -115,7 +115,32 @@ class _DataCall(NamedTuple):
 
     function: Line
     depth: int  # the depth of the stack while it runs
-    begin_ns: float  # the time that all lines of data together had taken when it began
+    begin_ns: float  # ``total_ns`` of ``_DataCalls`` when the call began
+
+
+class _DataCalls:
+    """The calls of the program's code that make batches, and the time of each function in them."""
+
+    def __init__(self) -> None:
+        # the calls that have not returned, the outermost first
+        self._running: list[_DataCall] = []
+        # the time of each function, with all that it calls
+        self.ns_by_function: defaultdict[Line, float] = defaultdict(float)
+        self.total_ns = 0.0  # the time of all lines of data together
+
+    def begin(self, function: Line, depth: int) -> None:
+        """Note a call of ``function``, which makes the stack as deep as ``depth``."""
+        for call in self._running:
+            # it calls itself: the outer call has the time
+            if call.function == function:
+                return
+        self._running.append(_DataCall(function, depth, self.total_ns))
+
+    def end(self, depth: int) -> None:
+        """Add up the time of the calls that have returned; the stack is now as deep as ``depth``."""
+        while self._running and depth < self._running[-1].depth:
+            call = self._running.pop()
+            self.ns_by_function[call.function] += self.total_ns - call.begin_ns
 
 
 class _Place(NamedTuple):
@@ -137,6 +162,66 @@ class _ForwardCall(NamedTuple):
     is_direct: bool
     has_gradients: bool
     weight_versions: tuple[int, ...]  # how often each weight had been changed
+
+
+class _OuterForwards:
+    """The forward passes that are called outside of all phases; of each only the first call is noted.
+
+    ``is_trained`` returns whether an optimizer trains a module; None if that is not known.
+    """
+
+    def __init__(self, is_trained: Callable[[nn.Module], bool] | None) -> None:
+        self._is_trained = is_trained
+        # by file and function
+        self._calls: dict[tuple[str, str], _ForwardCall] = {}
+        # by the line of the program's loop that calls it, directly or through other functions
+        self._calls_of_loop: dict[Line, _ForwardCall] = {}
+
+    def note(self, frame: FrameType) -> None:
+        """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""
+        file, _, function = _line_of(frame)
+        if (file, function) in self._calls:
+            return
+        call = _forward_call(frame)
+        if call is not None:
+            self._calls[file, function] = call
+
+    def note_of_loop(self, frame: FrameType, loop_line: Line) -> None:
+        """Note the forward pass that ``frame`` runs, if it is the first one that ``loop_line`` calls."""
+        if loop_line in self._calls_of_loop:
+            return
+        call = _forward_call(frame)
+        if call is not None:
+            self._calls_of_loop[loop_line] = call
+
+    def kind_of(self, file: str, function: str) -> ForwardKind | None:
+        """Return what is special about the forward pass ``function``, if it was called outside of all phases.
+
+        ``unmarked``: it belongs to training, but the module is not called, so that no mark sees it. ``untrained``: it
+        is that of a constant module, called without gradients. None: neither, or it is unknown.
+        """
+        call = self._calls.get((file, function))
+        module = None if call is None else call.module_ref()
+        if call is None or module is None or self._is_trained is None:
+            return None
+        if self._is_trained(module):
+            is_unmarked = call.is_direct and call.has_gradients
+            return "unmarked" if is_unmarked else None
+        # A mean of models, or the target of reinforcement learning, changes at each step.
+        is_constant = call.weight_versions == _weight_versions(module)
+        if call.has_gradients or not is_constant:
+            return None
+        return "untrained"
+
+    def is_acting(self, loop_line: Line | None) -> bool:
+        """Return whether this line of the loop runs a trained module without gradients, outside of all phases."""
+        if loop_line is None or loop_line not in self._calls_of_loop:
+            return False
+        call = self._calls_of_loop[loop_line]
+        module = call.module_ref()
+        if call.has_gradients or module is None or self._is_trained is None:
+            return False
+        return self._is_trained(module)
 
 
 _OUTERMOST = _FollowedCall(owner=None, activity="")  # the bottom of the stack
@@ -177,8 +262,6 @@ class PythonTimes:
     guard: Guard = UNGUARDED  # guards what training calls here
     # returns whether an optimizer trains a module; None if that is not known
     is_trained: Callable[[nn.Module], bool] | None = None
-    # by file and function: forward passes that are called outside of all phases
-    _forward_calls: dict[tuple[str, str], _ForwardCall] = field(default_factory=dict)
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     _followed: dict[_Place, FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
@@ -186,19 +269,11 @@ class PythonTimes:
     # the outer call that runs now
     _outer_call: _OuterCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
-    # the calls that make a batch and have not returned, the outermost first
-    _data_calls: list[_DataCall] = field(default_factory=list)
-    # the time of each function that makes batches, with all that it calls
-    _data_ns: defaultdict[Line, float] = field(
-        default_factory=lambda: defaultdict(float)
-    )
-    _all_data_ns: float = 0.0  # the time of all lines of data together
+    _data_calls: _DataCalls = field(default_factory=lambda: _DataCalls())
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
     # the line of that function that makes the call which runs; None if the function is in an installed package
     _loop_line: Line | None = None
-    # by line of the loop: the first forward pass outside of all phases that it calls
-    _forwards_of_loop: dict[Line, _ForwardCall] = field(default_factory=dict)
     _events_left: int = MOST_EVENTS
     # the phase in which ``MOST_EVENTS`` ended the following; None if that limit was not reached
     _cut_phase: int | None = None
@@ -207,7 +282,10 @@ class PythonTimes:
     _last_ran_ns: int = 0
     # what ``switches`` returned before the C function that runs now; None means unknown
     _last_switches: int | None = None
-    _knows_waits: bool = False
+    _knows_waits: bool = False  # whether ``switches`` counts waits
+
+    def __post_init__(self) -> None:
+        self._outer_forwards = _OuterForwards(self.is_trained)
 
     def start(self) -> bool:
         """Start to follow; returns False if another profiler already follows this thread."""
@@ -243,29 +321,18 @@ class PythonTimes:
             ran_ns = self.thread_clock()
         try:
             if owner is not None and self._is_followed(owner):
-                followed = self._followed[self._place_of(owner, activity)]
-                followed.intervals += 1
-                interval_ns = now_ns - self._last_ns
-                ran_in_interval_ns = ran_ns - self._last_ran_ns
-                followed.clock_ns += interval_ns
-                followed.ran_ns += ran_in_interval_ns
-                off_cpu_ns = interval_ns - ran_in_interval_ns
-                is_long = off_cpu_ns > _SHORT_NS
-                if is_long and self._waited_only_for_cpu(activity):
-                    followed.clock_ns -= off_cpu_ns
-                    interval_ns -= off_cpu_ns
-                if self.phase() == DATA:
-                    interval = FollowedTime(interval_ns, ran_in_interval_ns, 0, 1)
-                    self._all_data_ns += self._cost.own_ns(interval, activity)
+                self._add_interval(
+                    owner, activity, now_ns - self._last_ns, ran_ns - self._last_ran_ns
+                )
             if event == "call":
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
                 self._enter(self._call_of_c(argument, frame))
             elif len(self._stack) > 1:
-                # (Functions that were called before ``start`` are not on the stack.)
+                # a return; functions that were called before ``start`` are not on the stack
                 self._stack.pop()
                 self._end_outer_call()
-                self._end_data_calls()
+                self._data_calls.end(len(self._stack))
             self._events_left -= 1
             if self._events_left <= 0:
                 self._cut_phase = self.phase()
@@ -280,6 +347,24 @@ class PythonTimes:
         except BaseException as error:
             self.stop()
             self.guard.handle(error)
+
+    def _add_interval(
+        self, owner: FrameType, activity: str, interval_ns: int, ran_ns: int
+    ) -> None:
+        """Add the time since the last event, in which ``owner`` ran its current line with ``activity``.
+
+        The clock has advanced by ``interval_ns``, and the thread has run for ``ran_ns`` of them.
+        """
+        off_cpu_ns = interval_ns - ran_ns
+        if off_cpu_ns > _SHORT_NS and self._waited_only_for_cpu(activity):
+            interval_ns = ran_ns
+        followed = self._followed[self._place_of(owner, activity)]
+        followed.intervals += 1
+        followed.clock_ns += interval_ns
+        followed.ran_ns += ran_ns
+        if self.phase() == DATA:
+            interval = FollowedTime(interval_ns, ran_ns, calls=0, intervals=1)
+            self._data_calls.total_ns += self._cost.own_ns(interval, activity)
 
     def _waited_only_for_cpu(self, activity: str) -> bool:
         """Return whether ``activity``, which has just run, may wait, but was off the CPU without waiting.
@@ -330,7 +415,10 @@ class PythonTimes:
         self._followed[self._place_of(call.owner, call.activity)].calls += 1
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
-        """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
+        """Return which line and activity get the time of the Python function that ``frame`` begins to run.
+
+        The first rule that applies decides.
+        """
         caller = self._caller_of(frame.f_back)
         file = frame.f_code.co_filename
         package = package_of(file)
@@ -338,9 +426,9 @@ class PythonTimes:
         if file.endswith(_PRINTING_FILE) or is_called_by_printing:
             return _FollowedCall(caller.owner, PRINTING)
         phase = self.phase()
-        may_be_unmarked_forward = phase == OTHER and frame.f_code.co_name == "forward"
-        if may_be_unmarked_forward:
-            self._note_forward_of_loop(frame)
+        is_outer_forward = phase == OTHER and frame.f_code.co_name == "forward"
+        if is_outer_forward and self._loop_line is not None:
+            self._outer_forwards.note_of_loop(frame, self._loop_line)
         # Our hooks also call functions of the program and its libraries, which are not ours.
         is_called_by_us = caller.activity == OURS and package not in (TORCH, LIGHTNING)
         if package and is_called_by_us:
@@ -356,33 +444,16 @@ class PythonTimes:
             package = TORCH
         if package:
             return _FollowedCall(caller.owner, package)
-        # A lambda or comprehension, whose name is like ``<lambda>``, counts as the function that contains it.
+        # It is a function of the program. A lambda or comprehension, whose name is like ``<lambda>``, counts as the
+        # function that contains it.
         is_inner_function = frame.f_code.co_name.startswith("<")
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
-        # It is a function of the program with a name of its own.
-        if may_be_unmarked_forward:
-            self._note_forward(frame)
+        if is_outer_forward:
+            self._outer_forwards.note(frame)
         if phase == DATA:
-            self._begin_data_call(frame)
+            self._data_calls.begin(_function_of(frame), depth=len(self._stack) + 1)
         return _FollowedCall(frame, _PYTHON)
-
-    def _begin_data_call(self, frame: FrameType) -> None:
-        """Note the call of the program's code that ``frame`` begins to run while the loop waits for a batch."""
-        function = _function_of(frame)
-        for call in self._data_calls:
-            # it calls itself: the outer call has the time
-            if call.function == function:
-                return
-        self._data_calls.append(
-            _DataCall(function, len(self._stack) + 1, self._all_data_ns)
-        )
-
-    def _end_data_calls(self) -> None:
-        """Add up the time of the calls of data that have returned."""
-        while self._data_calls and len(self._stack) < self._data_calls[-1].depth:
-            call = self._data_calls.pop()
-            self._data_ns[call.function] += self._all_data_ns - call.begin_ns
 
     def _is_called_by_program(self, caller: _FollowedCall) -> bool:
         """Return whether the line of ``caller`` is in a file of the program, and not in an installed package."""
@@ -390,55 +461,8 @@ class PythonTimes:
             return False
         return not installed_package(caller.owner.f_code.co_filename)
 
-    def _note_forward(self, frame: FrameType) -> None:
-        """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""
-        file, _, function = _line_of(frame)
-        if (file, function) in self._forward_calls:
-            return
-        call = _forward_call(frame)
-        if call is not None:
-            self._forward_calls[file, function] = call
-
-    def _note_forward_of_loop(self, frame: FrameType) -> None:
-        """Note the forward pass that ``frame`` runs, if it is the first one that the present line of the loop calls."""
-        line = self._loop_line
-        if line is None or line in self._forwards_of_loop:
-            return
-        call = _forward_call(frame)
-        if call is not None:
-            self._forwards_of_loop[line] = call
-
-    def _forward_kind(self, file: str, function: str) -> ForwardKind | None:
-        """Return what is special about the forward pass ``function``, if it was called outside of all phases.
-
-        ``unmarked``: it belongs to training, but the module is not called, so that no mark sees it. ``untrained``: it
-        is that of a constant module, called without gradients. None: neither, or it is unknown.
-        """
-        call = self._forward_calls.get((file, function))
-        module = None if call is None else call.module_ref()
-        if call is None or module is None or self.is_trained is None:
-            return None
-        if self.is_trained(module):
-            is_unmarked = call.is_direct and call.has_gradients
-            return "unmarked" if is_unmarked else None
-        # A mean of models, or the target of reinforcement learning, changes at each step.
-        is_constant = call.weight_versions == _weight_versions(module)
-        if call.has_gradients or not is_constant:
-            return None
-        return "untrained"
-
-    def _is_acting(self, loop_line: Line | None) -> bool:
-        """Return whether this line of the loop runs a trained module without gradients, outside of all phases."""
-        if loop_line is None or loop_line not in self._forwards_of_loop:
-            return False
-        call = self._forwards_of_loop[loop_line]
-        module = call.module_ref()
-        if call.has_gradients or module is None or self.is_trained is None:
-            return False
-        return self.is_trained(module)
-
     def _is_followed(self, owner: FrameType) -> bool:
-        """Return whether the line that ``owner`` runs is followed now; those of the loop are outside of all phases."""
+        """Return whether the line that ``owner`` runs is followed now; the loop's own lines only outside of phases."""
         return owner is not self._loop_frame or self.phase() == OTHER
 
     def _caller_of(self, frame: FrameType | None) -> _FollowedCall:
@@ -497,8 +521,8 @@ class PythonTimes:
         profiler's instruments are left out, too.
 
         ``undisturbed_s`` is how long the thread runs in each phase of a step that is not followed. The lines of a phase
-        together cannot take longer than that, so any excess is a further cost of following, in proportion to the number
-        of events. If ``MOST_EVENTS`` ended the following within a phase, the rest of the phase is assumed to be like
+        together cannot take longer, so any excess is a further cost of following, in proportion to the number of
+        events. If ``MOST_EVENTS`` ended the following within a phase, the rest of the phase is assumed to be like
         what was followed.
         """
         # both by phase, line and activity
@@ -528,7 +552,7 @@ class PythonTimes:
                 calls_of_line = calls[phase, line, activity]
                 row = _row(phase, line, activity, own_s, calls_of_line)
                 if phase == OTHER:
-                    forward = self._forward_kind(row.file, row.function)
+                    forward = self._outer_forwards.kind_of(row.file, row.function)
                     row = row.model_copy(update={"forward": forward})
                 rows.append(row)
         rows.sort(key=attrgetter("seconds"), reverse=True)
@@ -547,7 +571,7 @@ class PythonTimes:
     ) -> list[OuterCall]:
         """Return the functions of the program that are called outside of all phases, the longest first.
 
-        Their seconds include all that they call. ``undisturbed_s`` is that of ``shares``.
+        Their seconds include all that they call. ``undisturbed_s`` is as in ``shares``.
         """
         corrections = self._corrections_by_phase(undisturbed_s or {})
         correction = corrections.get(OTHER, _NO_CORRECTION)
@@ -589,8 +613,8 @@ class PythonTimes:
         file, number, name = function or loop_line or ("", 0, "")
         forward: ForwardKind | None = None
         if function is not None:
-            forward = self._forward_kind(file, name)
-        if forward is None and self._is_acting(loop_line):
+            forward = self._outer_forwards.kind_of(file, name)
+        if forward is None and self._outer_forwards.is_acting(loop_line):
             forward = "acting"
         return OuterCall(
             outer_function="" if function is None else name,
@@ -608,19 +632,20 @@ class PythonTimes:
     ) -> list[OuterCall]:
         """Return the functions of the program that make a batch, the longest first, with the time of what they call.
 
-        A generator is such a function: it runs within the one that asks it for an element. The times are scaled to
-        that of the phase, which is ``undisturbed_s`` as in ``shares``, if it is known.
+        A generator is such a function: it runs within the function that asks it for an element. The times are scaled
+        so that they add up to the time of the phase, if that is in ``undisturbed_s`` (as in ``shares``).
         """
-        phase_s = (undisturbed_s or {}).get(PARTS[DATA], self._all_data_ns * 1e-9)
+        data = self._data_calls
+        phase_s = (undisturbed_s or {}).get(PARTS[DATA], data.total_ns * 1e-9)
         calls = []
-        for (file, number, function), function_ns in self._data_ns.items():
-            if function_ns > 0.0 and self._all_data_ns > 0.0:
+        for (file, number, function), function_ns in data.ns_by_function.items():
+            if function_ns > 0.0 and data.total_ns > 0.0:
                 calls.append(
                     OuterCall(
                         outer_function=function,
                         file=file,
                         line=number,
-                        seconds=function_ns / self._all_data_ns * phase_s,
+                        seconds=function_ns / data.total_ns * phase_s,
                     )
                 )
         calls.sort(key=attrgetter("seconds"), reverse=True)
@@ -746,9 +771,9 @@ def following_cost(
 ) -> FollowingCost:
     """Measure what following costs on this thread.
 
-    The cost has three parts. The smallest is that of reading the clocks. For each event the interpreter also makes a
-    frame object and a call; this is measured with calls of small functions. And it runs the code in between more
-    slowly; this is measured with a loop without calls.
+    The cost has three parts. The smallest is the time of reading the clocks. For each event the interpreter also makes
+    a frame object and a call, which is measured with calls of small functions. It also runs the code in between more
+    slowly, which is measured with a loop without calls.
     """
     reading = _reading_cost(clock, thread_clock)
 
@@ -899,8 +924,12 @@ def _is_of_pipe(name: str, function: Any) -> bool:
 
 
 def _begins_logging(frame: FrameType, caller: _FollowedCall) -> bool:
-    """Return whether a function of Lightning logs: ``self.log``, a logger's ``log_metrics``, a metric, or a callee."""
-    if caller.activity == LIGHTNING:
+    """Return whether the function of Lightning that ``frame`` runs logs, or is called by one that does.
+
+    ``self.log``, a logger's ``log_metrics`` and metrics log.
+    """
+    is_called_by_logging = caller.activity == LIGHTNING  # its only use
+    if is_called_by_logging:
         return True
     code = frame.f_code
     return code.co_name.startswith("log") or "torchmetrics" in code.co_filename

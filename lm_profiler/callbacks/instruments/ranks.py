@@ -15,6 +15,7 @@ from sys import intern
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.rank_timeline import (
     BACKWARD,
@@ -224,6 +225,15 @@ class _StreamWait(NamedTuple):
     call: CollectiveCall  # the call that it counts as
 
 
+class _ClockPairs(NamedTuple):
+    """Instants that are known on both clocks, in the order of the host's clock."""
+
+    host_ns: Instants
+    stream_ns: Instants
+    # for each instant: whether the rank works beside the calls that follow
+    works_beside_calls: NDArray[np.bool_]
+
+
 @dataclass(eq=False)
 class StreamRanksWatch(RanksWatch):
     """Instrument that makes NCCL time its collectives in the ``collectives`` stage.
@@ -346,29 +356,13 @@ class StreamRanksWatch(RanksWatch):
         stream = timeline_of(self.rank, self._steps, self._marks_on_stream, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)
 
-        # Instants that are known on both clocks: the marks, and the start and end of each of the stream's waits. The
-        # host enqueues both at once, which counts as 1 ns.
-        host_ns = [host.host_ns]
-        stream_ns = [stream.host_ns]
-        for wait in self._stream_waits:
-            host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
-            stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
-        # For each of these instants, whether the rank works beside the calls that follow it: it does in backward, if
-        # gradients are reduced during backward, on a stream of their own.
-        works_beside_calls = np.zeros(
-            len(host.codes) + 2 * len(self._stream_waits), dtype=bool
-        )
-        if reduces_in_backward(self.wrapped_module()):
-            works_beside_calls[: len(host.codes)] = host.codes == BACKWARD
-
-        all_host_ns = np.concatenate(host_ns)
-        order = np.argsort(all_host_ns, kind="stable")
+        pairs = self._clock_pairs(host, stream)
         arrivals_ns = stream_instants_ns(
             called_ns=host.arrivals_ns,
             took_ns=np.maximum(durations_ns, 0),
-            host_ns=all_host_ns[order],
-            stream_ns=np.concatenate(stream_ns)[order],
-            overlaps=works_beside_calls[order],
+            host_ns=pairs.host_ns,
+            stream_ns=pairs.stream_ns,
+            overlaps=pairs.works_beside_calls,
         )
         # Waits are measured, so only the order of the ranks' instants matters: each rank's begin at zero.
         zero_ns = stream.host_ns[0]
@@ -377,6 +371,30 @@ class StreamRanksWatch(RanksWatch):
             host_ns=stream.host_ns - zero_ns,
             arrivals_ns=arrivals_ns - zero_ns,
             waited_ns=durations_ns,
+        )
+
+    def _clock_pairs(self, host: RankTimeline, stream: RankTimeline) -> _ClockPairs:
+        """Return the instants of the marks, and of the start and the end of each of the stream's waits.
+
+        ``host`` and ``stream`` have the marks on the two clocks.
+        """
+        host_ns = [host.host_ns]
+        stream_ns = [stream.host_ns]
+        for wait in self._stream_waits:
+            # The host enqueues the start and the end at once, which counts as 1 ns.
+            host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
+            stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
+        marks = len(host.codes)
+        works_beside_calls = np.zeros(marks + 2 * len(self._stream_waits), dtype=bool)
+        if reduces_in_backward(self.wrapped_module()):
+            # gradients are reduced during backward, on a stream of their own
+            works_beside_calls[:marks] = host.codes == BACKWARD
+        all_host_ns = np.concatenate(host_ns)
+        order = np.argsort(all_host_ns, kind="stable")
+        return _ClockPairs(
+            host_ns=all_host_ns[order],
+            stream_ns=np.concatenate(stream_ns)[order],
+            works_beside_calls=works_beside_calls[order],
         )
 
     def _durations_ns(

@@ -321,6 +321,20 @@ class Tracer(Instrument):
             return
         # Otherwise ranges that began in an earlier session of the program would end in ours.
         close_open_ranges()
+        tracing = self._started_profile()
+        self._session.callback(tracing.stop)
+        self._is_session_open = True
+        self._thread = get_ident()
+        self._profile = tracing
+        self._open_ranges_of_phases()
+        modules = ModuleRanges(self.guard)
+        self._undo.callback(modules.detach)
+        modules.attach(self.module())
+        self._modules = modules
+        self._give_way_to_others()
+
+    def _started_profile(self) -> profile:
+        """Start torch's profiler with the ``options``, and return it."""
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
             activities.append(TRACED[self.device.type])
@@ -342,16 +356,7 @@ class Tracer(Instrument):
                 tracing.profiler.experimental_config.trace_only = (
                     not self.options.with_stack
                 )
-        self._session.callback(tracing.stop)
-        self._is_session_open = True
-        self._thread = get_ident()
-        self._profile = tracing
-        self._open_ranges_of_phases()
-        modules = ModuleRanges(self.guard)
-        self._undo.callback(modules.detach)
-        modules.attach(self.module())
-        self._modules = modules
-        self._give_way_to_others()
+        return tracing
 
     def _open_ranges_of_phases(self) -> None:
         """Open a range of the trace for each phase of the timeline from now on."""
@@ -416,6 +421,7 @@ class Tracer(Instrument):
             )
 
     def _can_end_session(self) -> bool:
+        """Return whether torch lets our session end here: in its own thread, and not called by torch's C++ code."""
         return get_ident() == self._thread and not is_called_by_torch()
 
     def _report_lost_session(self) -> None:
@@ -451,6 +457,11 @@ class Tracer(Instrument):
         if self._is_session_open:
             self.guard.disable(_STEPS_END_IN_TORCH)
             return {}
+        self._write(profile)
+        return {}
+
+    def _write(self, profile: profile) -> None:
+        """Write the events of ``profile`` to ``path``, compressed, and free them."""
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with its content: torch writes a second file beside the requested one,
         # and leaves it behind if the disk is full.
@@ -474,7 +485,6 @@ class Tracer(Instrument):
             ):
                 shutil.copyfileobj(source, target)
             compressed_file.replace(self.path)
-        return {}
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return the work in the traced steps; None without a trace, and, with a note, if it has no whole step."""

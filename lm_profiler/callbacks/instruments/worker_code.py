@@ -24,15 +24,17 @@ from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.record.run_record import PythonTime
 from lm_profiler.torch_names import ITERABLE_FETCHER, MAP_FETCHER
 
-_WORKERS = "workers"  # in place of the phase: workers run beside all phases
-# Of the first worker: its first batch fills caches, and this one is usually loaded before the measured steps begin.
+# stands in the record for the phase of these lines: workers run beside all phases
+_WORKERS = "workers"
+# The number of the first worker's batch that is followed. Its first batch fills caches; the second one is usually
+# loaded before the measured steps begin.
 _FOLLOWED_BATCH = 2
-# A message of this size is written to a pipe at once (PIPE_BUF is at least 4,096 on Linux), so that those of several
+# A message of this size is written to a pipe at once (PIPE_BUF is at least 4,096 on Linux), so that messages of several
 # workers do not mix.
 _MOST_BYTES = 4096
 _READ_BYTES = 1 << 16  # the size of a pipe
-_ID_BYTES = 8  # of the identity of a dataset
-_MOST_DATASETS = 8  # of which a batch is followed
+_ID_BYTES = 8  # the size of the identity of a dataset
+_MOST_DATASETS = 8  # the most datasets of which a batch is followed
 
 
 class WorkerCode:
@@ -40,11 +42,14 @@ class WorkerCode:
 
     def __init__(self) -> None:
         self._undo = ExitStack()
-        self._process = 0
-        self._reader = 0  # the ends of the pipe
+        self._process = 0  # the training process, while workers are followed; else 0
+        # the descriptors of the pipe's ends
+        self._reader = 0
         self._writer = 0
-        self._batches = 0  # that this process has loaded as a worker
-        self._messages = b""
+        self._batches = (
+            0  # the number of batches that this process has loaded as a worker
+        )
+        self._messages = b""  # what workers have sent
         # the identities of the datasets of which a batch was followed; workers share this memory
         self._followed = mmap.mmap(-1, _ID_BYTES * _MOST_DATASETS)
 
@@ -62,26 +67,28 @@ class WorkerCode:
         os.set_blocking(self._writer, False)
         self._undo.callback(os.close, self._reader)
         self._undo.callback(os.close, self._writer)
-        # our errors are no reason for a worker to fail, and there is nobody to report them to
-        guard = Guard("lines of workers", lambda note: None)
         for name in (MAP_FETCHER, ITERABLE_FETCHER):
             fetcher = name.find_or(None)
             if fetcher is not None:
-                fetch = fetcher.fetch
-
-                def fetch_in_worker(
-                    *args: Any, _fetch: Callable[..., Any] = fetch, **kwargs: Any
-                ) -> Any:
-                    times = guard.run(self._start_if_due)
-                    try:
-                        return _fetch(*args, **kwargs)
-                    finally:
-                        if times is not None:
-                            guard.run(self._send, times)
-
+                following_fetch = self._following(fetcher.fetch)
                 self._undo.enter_context(
-                    replaced_method(fetcher, "fetch", fetch_in_worker)
+                    replaced_method(fetcher, "fetch", following_fetch)
                 )
+
+    def _following(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``fetch``, which loads a batch, with its code followed in a worker if that is due."""
+        # our errors are no reason for a worker to fail, and there is nobody to report them to
+        guard = Guard("lines of workers", lambda note: None)
+
+        def fetch_in_worker(*args: Any, **kwargs: Any) -> Any:
+            times = guard.run(self._start_if_due)
+            try:
+                return fetch(*args, **kwargs)
+            finally:
+                if times is not None:
+                    guard.run(self._send, times)
+
+        return fetch_in_worker
 
     def restore(self) -> None:
         """Restore torch, and keep what the workers have sent."""
@@ -92,7 +99,7 @@ class WorkerCode:
         self._undo.close()
 
     def _start_if_due(self) -> PythonTimes | None:
-        """Start to follow the code if the next batch is the right one of the first worker; return None otherwise."""
+        """Start to follow the code if the next batch of the first worker is ``_FOLLOWED_BATCH``; else return None."""
         worker = get_worker_info()
         # after ``restore``, or in a worker that a worker has started, the pipe is not ours
         is_own_worker = os.getppid() == self._process
@@ -106,7 +113,10 @@ class WorkerCode:
         return times if times.start() else None
 
     def _claim(self, dataset_id: int) -> bool:
-        """Return whether no batch of the dataset was followed yet, as in an earlier epoch; note that one is now."""
+        """Return whether no batch of the dataset was followed yet, and note that one is followed now.
+
+        Workers of an earlier epoch, or of another loader, may have followed one.
+        """
         with memoryview(self._followed) as memory, memory.cast("Q") as followed_ids:
             for slot, followed_id in enumerate(followed_ids):
                 if followed_id == dataset_id:
@@ -160,7 +170,7 @@ def _message_of(rows: Sequence[PythonTime], dataset_id: int) -> bytes:
     return message
 
 
-WORKER_CODE = WorkerCode()  # that of this process
+WORKER_CODE = WorkerCode()  # of this process
 
 
 class WorkerLines(Instrument):
