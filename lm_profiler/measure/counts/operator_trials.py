@@ -48,9 +48,13 @@ class TimedCall(NamedTuple):
     result: Any
     seconds: float
 
+    def arguments(self) -> list[Any]:
+        """Return all arguments, with lists replaced by their elements."""
+        return [*leaves(self.args), *leaves(self.kwargs.values())]
+
     def inputs(self) -> list[Tensor]:
-        """Return the tensors among the arguments."""
-        return dense_tensors([*leaves(self.args), *leaves(self.kwargs.values())])
+        """Return the dense tensors among the arguments."""
+        return dense_tensors(self.arguments())
 
 
 class Trial(NamedTuple):
@@ -155,7 +159,7 @@ class OperatorTrials:
 
 def _is_repeatable(call: TimedCall) -> bool:
     """Return whether calls with copies of the arguments change nothing, such as the state of a random generator."""
-    arguments = [*leaves(call.args), *leaves(call.kwargs.values())]
+    arguments = call.arguments()
     results = [*leaves([call.result])]
     if has_sparse(results):
         return False

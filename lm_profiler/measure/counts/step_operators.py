@@ -316,7 +316,8 @@ class StepOperators:
             self.guard.disable(f"the step has more than {_MOST_CALLS:,} operators")
             return
         name = base_name(operator)
-        arguments = [*leaves(args), *leaves(kwargs.values())]
+        call = TimedCall(name, operator, args, kwargs, result, seconds)
+        arguments = call.arguments()
         inputs = dense_tensors(arguments)
         result_leaves = [*leaves([result])]
         results = dense_tensors(result_leaves)
@@ -326,16 +327,28 @@ class StepOperators:
         self._note_gradients_required(inputs)
 
         access = self._access_of_call(operator, args, kwargs, inputs, results)
-        written = access.changed | access.made
-        self._step.known_storages |= written
+        self._step.known_storages |= access.written
         # If the number of elements of a result depends on values, Python reads that number.
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
-        is_view = not written and not is_host_read
-        if is_view:
-            if name in _SLICES and inputs[0].requires_grad:
-                self._note_slice(name, inputs[0], results)
-            return
+        is_view = not access.written and not is_host_read
+        if not is_view:
+            self._step.calls.append(
+                self._record_of(call, inputs, results, access, is_host_read)
+            )
+        elif name in _SLICES and inputs[0].requires_grad:
+            self._note_slice(name, inputs[0], results)
 
+    def _record_of(
+        self,
+        call: TimedCall,
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
+        access: _Access,
+        is_host_read: bool,
+    ) -> OperatorCall:
+        """Return the record of a ``call`` that has just returned and is more than a view."""
+        name = call.name
+        args = call.args
         forward = self._forward_call()
         # Of an optimizer's calls only reads and writes matter. Finding their lines and values would take a third of
         # the time of recording.
@@ -344,10 +357,10 @@ class StepOperators:
         recurrent = _running_recurrent() if is_of_model else None
         cell = recurrent if _is_cell(recurrent) else None
         value, is_constant = self._step.values.add_call(
-            operator,
-            arguments,
-            written=sorted(written),
-            is_deterministic=is_of_model and _is_deterministic(operator),
+            call.operator,
+            call.arguments(),
+            written=sorted(access.written),
+            is_deterministic=is_of_model and _is_deterministic(call.operator),
         )
         has_sequence_kernel = False
         layer_call: LayerCall | None = None
@@ -362,55 +375,52 @@ class StepOperators:
             made_zero_elements, made_zero_rows = zeros_made_by(
                 name, args, largest_result
             )
-        timed_call = TimedCall(name, operator, args, kwargs, result, seconds)
-        self._step.calls.append(
-            OperatorCall(
-                name=name,
-                phase=self.phase,
-                seconds=seconds,
-                reads=tuple(access.read),
-                writes=tuple(written),
-                overwrites=frozenset(access.overwritten | access.made),
-                lines=lines,
-                syntax_line=_syntax_line() if is_of_model else None,
-                forward=forward,
-                value=value,
-                is_constant=is_constant,
-                is_host_read=is_host_read,
-                elements=result_elements,
-                first_elements=inputs[0].numel() if inputs else 0,
-                size=max(input_elements, result_elements),
-                broadcasts=_broadcasts(operator, inputs, largest_result),
-                broadcasts_missing_dimensions=_have_different_dimensions(inputs),
-                makes_double=_makes_double(largest_result),
-                multiplies_by_zero=_multiplies_by_zero(name, args),
-                is_of_cell=cell is not None,
-                is_of_recurrent_layer=_is_layer(recurrent),
-                packed_lengths=_packed_lengths(recurrent),
-                has_sequence_kernel=has_sequence_kernel,
-                layer_call=layer_call,
-                linear_map=linear_map_of_call(
-                    name, args, result, self._step.values.number_of
-                ),
-                added=frozenset(
-                    self._storages.of_all(
-                        tensors_added_elementwise(name, inputs, result)
-                    )
-                ),
-                product=product_of_call(name, args, self._storages),
-                indexed_row_elements=_indexed_row_elements(name, args),
-                has_transposed_logits=_has_transposed_logits(name, args),
-                causal_mask=self._causal_mask(name, inputs),
-                has_half_input=has_half_input(inputs),
-                float32_share=float32_share(timed_call, self._trials),
-                channels_last_share=channels_last_share(timed_call, self._trials),
-                linear_share=linear_share(timed_call, self._trials),
-                is_sparse_product=is_sparse_product(timed_call),
-                csr_share=self._csr_share(timed_call),
-                zero_rows=zero_rows_of_table(name, largest_result),
-                made_zero_elements=made_zero_elements,
-                made_zero_rows=made_zero_rows,
-            )
+        return OperatorCall(
+            name=name,
+            phase=self.phase,
+            seconds=call.seconds,
+            reads=tuple(access.read),
+            writes=tuple(access.written),
+            overwrites=frozenset(access.overwritten | access.made),
+            lines=lines,
+            syntax_line=_syntax_line() if is_of_model else None,
+            forward=forward,
+            value=value,
+            is_constant=is_constant,
+            is_host_read=is_host_read,
+            elements=result_elements,
+            first_elements=inputs[0].numel() if inputs else 0,
+            size=max(input_elements, result_elements),
+            broadcasts=_broadcasts(call.operator, inputs, largest_result),
+            broadcasts_missing_dimensions=_have_different_dimensions(inputs),
+            makes_double=_makes_double(largest_result),
+            multiplies_by_zero=_multiplies_by_zero(name, args),
+            is_of_cell=cell is not None,
+            is_of_recurrent_layer=_is_layer(recurrent),
+            packed_lengths=_packed_lengths(recurrent),
+            has_sequence_kernel=has_sequence_kernel,
+            layer_call=layer_call,
+            linear_map=linear_map_of_call(
+                name, args, call.result, self._step.values.number_of
+            ),
+            added=frozenset(
+                self._storages.of_all(
+                    tensors_added_elementwise(name, inputs, call.result)
+                )
+            ),
+            product=product_of_call(name, args, self._storages),
+            indexed_row_elements=_indexed_row_elements(name, args),
+            has_transposed_logits=_has_transposed_logits(name, args),
+            causal_mask=self._causal_mask(name, inputs),
+            has_half_input=has_half_input(inputs),
+            float32_share=float32_share(call, self._trials),
+            channels_last_share=channels_last_share(call, self._trials),
+            linear_share=linear_share(call, self._trials),
+            is_sparse_product=is_sparse_product(call),
+            csr_share=self._csr_share(call),
+            zero_rows=zero_rows_of_table(name, largest_result),
+            made_zero_elements=made_zero_elements,
+            made_zero_rows=made_zero_rows,
         )
 
     def _note_gradients_required(self, inputs: Sequence[Tensor]) -> None:
@@ -554,8 +564,7 @@ class StepOperators:
         """
         is_of_known_call = forward is not None and self.phase == "backward"
         inside = _ENGINE if is_of_known_call else ()
-        caller_of_note_call = sys._getframe(2)
-        lines = user_lines(caller_of_note_call, inside)
+        lines = user_lines(sys._getframe(1), inside)
         return tuple(CodeLine(*line) for line in lines)
 
     def _note_host_read(self, tensor: Tensor) -> None:
@@ -653,6 +662,10 @@ class _Access(NamedTuple):
     changed: set[int]  # storages of arguments that the call changes
     made: set[int]  # storages of results that are not views of arguments
     overwritten: set[int]  # those of ``changed`` whose earlier content is not read
+
+    @property
+    def written(self) -> set[int]:
+        return self.changed | self.made
 
 
 @cache

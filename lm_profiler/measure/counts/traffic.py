@@ -65,7 +65,7 @@ class Regions:
     """Distinct pieces of storages. Partial overlaps count twice, but no storage counts for more than its size."""
 
     def __init__(self) -> None:
-        # the identity of a storage to the bytes of its pieces; a piece is its offset and its number of elements
+        # the identity of a storage to its pieces, each with its bytes; a piece is an offset and a number of elements
         self._pieces: dict[int, dict[tuple[int, int], int]] = {}
         # the identity of a storage to its size, and to a reference to it
         self._storage_bytes: dict[int, int] = {}
@@ -113,7 +113,7 @@ class ForwardTraffic:
         self.lost = False
         # the storages that the current or last pass made, by their identity
         self._made_storages: dict[int, ref[Any]] = {}
-        # the identities of those that hold weights and inputs in autocast's dtype
+        # the identities of the storages among them that hold copies of weights and inputs in autocast's dtype
         self.copied_storages: set[int] = set()
         self._passes = 0
         # the bytes that the passes before the current one have read

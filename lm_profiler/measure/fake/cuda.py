@@ -1,4 +1,4 @@
-"""Imitates CUDA's kernels that compute or save something else than those of the CPU, on which a rehearsal runs.
+"""Imitates CUDA's kernels where they compute or save something else than the CPU's, on which a rehearsal runs.
 
 Kernel choices and saved tensors are those of torch 2.11. Differences that change a plan by less than 1 % are not
 imitated.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import FunctionType
-from typing import Any, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +46,9 @@ _IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(
 
 
 class KernelsOfCuda(TorchFunctionMode):
-    """Imitates CUDA on the CPU: computes in float32 what autocast computes in float32 on CUDA, and saves for backward
-    what CUDA's kernels save.
+    """Imitates CUDA on the CPU.
+
+    It computes in float32 what autocast computes in float32 on CUDA, and saves for backward what CUDA's kernels save.
 
     Args:
         gpu: compute capability of the GPU.
@@ -202,12 +203,10 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Call the attention kernel that CUDA would choose (ATen/native/transformers/cuda/sdp_utils.cpp).
+    """Call the attention kernel that CUDA would choose.
 
-    In half precision that is cuDNN's kernel on Hopper and on data-center Blackwell, which saves the same as flash
-    attention, and flash attention from Ampere on. The memory-efficient kernel is used for float32, for masks without
-    cuDNN, and for float16 before Ampere. Each kernel saves its result, a log-sum-exp per row and the dropout seed; they
-    differ in the memory layout of the result. If no fused kernel is possible or allowed, the scores are stored.
+    Each fused kernel saves its result, a log-sum-exp per row and the dropout seed; they differ in the memory layout of
+    the result. Without a fused kernel, the scores are stored.
     """
     if torch.is_autocast_enabled("cpu"):
         query = _to_autocast_dtype(query)
@@ -216,34 +215,19 @@ def _attention(
     if attn_mask is not None:  # a boolean mask is converted to numbers
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
     aten = torch.ops.aten
-    switches = torch.backends.cuda
     scale = options.get("scale")
     is_grouped = options.get("enable_gqa", False)
     mask_arguments = (attn_mask, True, dropout_p, is_causal)
-    is_half = query.dtype in _HALF_PRECISION
-    has_fused_shape = query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
-
-    is_hopper_or_blackwell = gpu[0] in (9, 10)
-    has_cudnn = is_hopper_or_blackwell and switches.cudnn_sdp_enabled()
-    has_flash = gpu >= _AMPERE and switches.flash_sdp_enabled()
-    takes_dtype = is_half or query.dtype == torch.float32
-    if gpu < _AMPERE and query.dtype == torch.bfloat16:
-        takes_dtype = False
-    has_efficient = (
-        switches.mem_efficient_sdp_enabled() and takes_dtype and not is_grouped
-    )
-
-    takes_half_kernels = has_fused_shape and is_half
-    has_kernel_without_mask = has_cudnn or has_flash
-    if takes_half_kernels and attn_mask is None and has_kernel_without_mask:
+    kernel = _attention_kernel(gpu, query, attn_mask is not None, is_grouped)
+    if kernel == "flash":
         result = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
-    elif takes_half_kernels and has_cudnn:
+    elif kernel == "cudnn":
         result = aten._scaled_dot_product_cudnn_attention(
             query, key, value, *mask_arguments, False, scale=scale
         )
-    elif has_fused_shape and has_efficient:
+    elif kernel == "efficient":
         result = aten._scaled_dot_product_efficient_attention(
             query, key, value, *mask_arguments, scale=scale
         )
@@ -260,6 +244,33 @@ def _attention(
             enable_gqa=is_grouped,
         )
     return cast(Tensor, result[0])
+
+
+def _attention_kernel(
+    gpu: tuple[int, int], query: Tensor, has_mask: bool, is_grouped: bool
+) -> Literal["flash", "cudnn", "efficient", "math"]:
+    """Return the attention kernel that CUDA would choose (ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    ``flash`` also stands for cuDNN's kernel without a mask, which saves the same. ``math`` is not fused.
+    """
+    switches = torch.backends.cuda
+    has_fused_shape = query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
+    if not has_fused_shape:
+        return "math"
+    is_half = query.dtype in _HALF_PRECISION
+    is_hopper_or_blackwell = gpu[0] in (9, 10)  # of Blackwell only the data-center GPUs
+    has_cudnn = is_hopper_or_blackwell and switches.cudnn_sdp_enabled()
+    has_flash = gpu >= _AMPERE and switches.flash_sdp_enabled()
+    if is_half and not has_mask and (has_cudnn or has_flash):
+        return "flash"
+    if is_half and has_cudnn:
+        return "cudnn"
+    takes_dtype = is_half or query.dtype == torch.float32
+    if gpu < _AMPERE and query.dtype == torch.bfloat16:
+        takes_dtype = False
+    if takes_dtype and not is_grouped and switches.mem_efficient_sdp_enabled():
+        return "efficient"
+    return "math"
 
 
 def _to_autocast_dtype(tensor: Tensor) -> Tensor:

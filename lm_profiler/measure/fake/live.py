@@ -40,8 +40,8 @@ class Uncounted(Exception):
 class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
     """Counts each storage from the operator that made it until it is freed: the memory probe of fake tensors.
 
-    It does not see workspaces that an operator allocates and frees itself, and tensors that were made before this mode
-    was entered, unless they are passed to ``count_storages``.
+    It does not see workspaces that an operator allocates and frees itself. Tensors that were made before this mode was
+    entered count only if they are passed to ``count_storages``.
 
     Args:
         gpu: compute capability of a GPU, to count the blocks of its allocator and cuBLAS workspaces; None for the CPU.
@@ -58,7 +58,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         # the identity of each storage that is counted now to a weak reference to it, and its block
         self._counted: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._allocator = None if gpu is None else CachingAllocator()
-        # bytes of the workspace of each thread: False is the training thread, True is backward's
+        # bytes of the workspace of each thread, by whether it is the thread of backward
         self._workspaces: dict[bool, int] = {}
         self.held_bytes = 0
         self._peak_bytes = 0

@@ -162,7 +162,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 raise DependsOnValues
             is_made_of_numbers = not tensors
             has_no_value = result.constant is None
-            if "empty" in name:  # what it happens to contain is no value
+            if "empty" in name:  # what its memory happens to contain is no value
                 self.forget(result)
             elif is_made_of_numbers and has_no_value and _can_have_value(result):
                 with NO_MODES.find()():
@@ -180,8 +180,8 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         takes_list = bool(args) and isinstance(args[0], (list, tuple))
         if not takes_list or not works_in_place:
             return
-        # It writes to lists of tensors; torch handles only single tensors. What it writes is unknown if any input
-        # is.
+        # It writes to lists of tensors, of which torch handles only single ones. If any input is unknown, what it
+        # writes is unknown.
         written = args[:1] if "foreach" in name else args
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, FakeTensor) and leaf.constant is None:
@@ -293,6 +293,7 @@ def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
             numbers = tree_leaves(data)
         has_unknown = any(isinstance(number, Unknown) for number in numbers)
         if has_unknown:
+            # torch itself calls this method only for functions that take tensors
             all_args = (data, *args)
             return Unknown.__torch_function__(make, (), all_args, kwargs)
         return make(data, *args, **kwargs)

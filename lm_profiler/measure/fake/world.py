@@ -51,7 +51,7 @@ class FakeWorld:
         self.gpu = gpu
         self.mode = KnownValues()
         self.live = LiveBytes(gpu)
-        # a mode that observes collectives, from the next time that ``inside`` is entered
+        # a mode that observes collectives; ``inside`` enters it
         self.link_mode: AbstractContextManager[Any] = nullcontext()
 
     @contextmanager
@@ -64,7 +64,7 @@ class FakeWorld:
             yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Begin to count with what the module holds; forget the values of its weights, which change in training."""
+        """Begin to count: first the tensors of the module. Forget the values of weights, which change in training."""
         self.mode.forget(weights)
         self.mode.cache_clear()  # the cache keeps tensors alive that were read from a file
         gc.collect()  # frees tensors in reference cycles, so that they do not count
@@ -97,7 +97,7 @@ class FakeWorld:
             raise Uncounted(
                 f"a batch holds a tensor of {real.layout}, whose size in bytes does not follow from its shape"
             )
-        # Values would be kept in a plain copy, which has no expanded dimensions and no gradient.
+        # A tensor with values is a plain copy, which has no expanded dimensions and no gradient.
         is_small = math.prod(shape) <= MOST_ELEMENTS
         is_expanded = 0 in real.stride()
         keeps_values = is_small and not is_expanded and not real.requires_grad

@@ -101,8 +101,9 @@ def graph_pool_bytes(device: torch.device) -> int | None:
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
     """Return torch's ``memory_stats`` as a record.
 
-    The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
-    the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.
+    ``fragmentation`` is the peak of reserved memory minus the peak of allocated memory. The two may be of different
+    instants, so it is the most memory that can have been reserved but not allocated when allocated memory peaked.
+    Blocks that the allocator keeps for reuse are included.
     """
     allocated = stats.get("allocated_bytes.all.peak")
     reserved = stats.get("reserved_bytes.all.peak")

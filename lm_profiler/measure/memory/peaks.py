@@ -220,7 +220,7 @@ def bytes_below_peak(status_file: Path = _PROCESS_STATUS) -> int:
 def _read_sizes(
     names: Sequence[str], status_file: Path = _PROCESS_STATUS
 ) -> dict[str, int]:
-    """Return the bytes of those quantities of ``names`` that the kernel's file of a process's status has."""
+    """Return the bytes of the quantities ``names`` in the kernel's file of a process's status, if it has them."""
     try:
         text = status_file.read_text()
     except OSError:  # not Linux, or the process has no file descriptor left

@@ -71,8 +71,8 @@ class SavedTensors:
     def _set_watching(self, is_watching: bool) -> None:
         """Add or remove our hooks below those of the program, and note that they are there.
 
-        Both are done in a single statement, so that an interrupt hardly comes between them: the hooks would then stay,
-        or be removed twice.
+        Both are done in a single statement, so that an interrupt hardly comes between them. Otherwise the hooks could
+        stay, or be removed twice.
         """
         if is_watching == self.is_watching:
             return
@@ -87,9 +87,9 @@ class SavedTensors:
                 hooks.__enter__()
 
     def _take_programs_hooks(self) -> list[graph.saved_tensors_hooks]:
-        """Remove the hooks that the program has added since ours, or all of its hooks; return them, the last first.
+        """Remove the program's hooks down to ours, or all if ours are not there; return them, the last first.
 
-        The contexts of the program that have added them remove what is then on top, so they must be put back.
+        They must be put back: each context of the program removes, when it ends, whatever hooks are on top.
         """
         find_innermost = INNERMOST_HOOKS.find()
         removed: list[graph.saved_tensors_hooks] = []
@@ -103,13 +103,13 @@ class SavedTensors:
 
     def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
         """Return what autograd keeps in place of ``tensor``, and gives to ``_unpack`` when it needs the tensor."""
-        return self._guard.run(self._keep, tensor) or tensor
+        return self._guard.run(self._wrap, tensor) or tensor
 
-    def _keep(self, tensor: Tensor) -> _SavedTensor | None:
-        """Wrap ``tensor``, and keep the wrapper in a weak set as long as autograd keeps it; None if it is not wrapped.
+    def _wrap(self, tensor: Tensor) -> _SavedTensor | None:
+        """Return a wrapper of ``tensor``, which ``_packed`` has as long as autograd keeps it.
 
-        A callback may export the model in a step, for example by ``torch.jit.trace``. The ``detach`` would then become
-        a part of the exported program.
+        None while the program records operators: a callback may export the model in a step, for example by
+        ``torch.jit.trace``, and ``detach`` would become a part of the exported program.
         """
         if _program_records_operators():
             return None
