@@ -1,8 +1,8 @@
 """Lists every private name of torch that the code uses, what it is for, and what happens without it.
 
-Nothing here imports torch: a name is looked up when it is first needed. Where this torch lacks a name, ``NameMissing``
-is raised, and a ``Guard`` takes out the one instrument that needs it, with a note ("... left out: this torch has no
-..."). Neither the training loop nor an import depends on any of these names.
+Nothing here imports torch: a name is looked up when it is first needed. If this version of torch lacks a name,
+``NameMissing`` is raised, and a ``Guard`` disables the one instrument that needs it, with a note ("... left out: this
+torch has no ..."). Neither the training loop nor an import depends on any of these names.
 
 Operators of ATen (``torch.ops.aten._foreach_add_``) are not listed: they are data, and formulas of operators that this
 torch lacks are left out.
@@ -202,7 +202,7 @@ GRAPH_TASK_ID = PrivateName(
 
 ITERATED_DATASET = PrivateName(
     "_BaseDataLoaderIter._dataset",
-    "tells which of several loaders a loop iterates over",
+    "shows which of several loaders a loop iterates over",
     "settings of that loader unknown",
 )
 WEIGHT_VERSION = PrivateName(

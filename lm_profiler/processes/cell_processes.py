@@ -80,6 +80,7 @@ class CellProcesses:
         self._program = program
         self._modules = list(modules)
         self._lock = lock
+        # starts processes: as fresh interpreters, or through a fork server
         self._context: Any = multiprocessing.get_context("spawn")
         if modules:
             self._context = multiprocessing.get_context("forkserver")
@@ -89,6 +90,7 @@ class CellProcesses:
 
     def __enter__(self) -> CellProcesses:
         """Start the cleaner: a process that kills the cells if this process dies without ``__exit__``."""
+        # The cleaner has the lock open too, because it may be the last to end a cell.
         kept_descriptors = [] if self._lock is None else [self._lock]
         self._cleaner = subprocess.Popen(
             [sys.executable, "-c", _CLEANER],
@@ -229,7 +231,7 @@ def forget_server() -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
-        server.__init__()
+        server.__init__()  # as if no server had been started
 
 
 def _exit_code(exit_request: SystemExit) -> int:

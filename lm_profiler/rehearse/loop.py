@@ -194,7 +194,7 @@ class Rehearsal(Callback):
     """
 
     world: FakeWorld  # makes the fake tensors; the module was made inside of it
-    # the first exception; after it Lightning tears down what it has not set up yet, which may raise another one
+    # the first exception: after it Lightning tears down what it has not set up yet, which may raise others
     first_error: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
     # entered while a batch runs
@@ -448,9 +448,8 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
 
 # matches torch's error if a tensor subclass makes its instances from plain tensors
 _MADE_FROM_PLAIN = re.compile(r"Creating a new Tensor subclass (\w+) but the raw")
-_NO_DATA = (
-    "its data is not allocated yet"  # in torch's error if a kernel itself reads values
-)
+# a part of torch's error if a kernel itself reads values
+_NO_DATA = "its data is not allocated yet"
 
 
 def reason_of(error: Exception) -> str:
@@ -493,7 +492,7 @@ def _depends_on_values(error: Exception) -> bool:
 
 
 class BeforeSteps(Callback):
-    """Runs only the hooks of ``callback`` before the first step, which may freeze a part of the module, for example."""
+    """Runs only those hooks of ``callback`` that Lightning calls before the first step; they may freeze parameters."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
         self._callback = callback

@@ -33,7 +33,8 @@ from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, re
 from lm_profiler.rehearse.strategies import CPU, REPLACED_PRECISIONS, FakeDevice
 from lm_profiler.torch_names import tree_leaves
 
-# Precisions with which the rehearsal's Trainer runs too. With any other, only the dtypes of weights and batch matter.
+# Precisions with which the rehearsal's Trainer runs, besides those in ``REPLACED_PRECISIONS``. With any other, only the
+# dtypes of weights and batch matter.
 _REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
 # the most batches of a step that are rehearsed; the work of more batches is in proportion
