@@ -300,12 +300,12 @@ def _main_dtype(evidence: Evidence) -> str | None:
 
 Fields = dict[str, Any]  # fields of the record
 
-# Takes the run, the record so far, and the list of notes, to which it may add. Returns fields of the record.
-Finding = Callable[[RunSteps, RunRecord, list[str]], Fields]
+# Returns fields of the record. Takes the run, the record so far, and the list of notes, to which it may add.
+ComputeFields = Callable[[RunSteps, RunRecord, list[str]], Fields]
 
 
 def conclude(
-    evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None
+    evidence: Evidence, findings: Iterable[tuple[str, ComputeFields]] | None = None
 ) -> RunRecord:
     """Return the record of ``evidence``; ``findings`` are the functions that compute it (by default ``FINDINGS``)."""
     if findings is None:
@@ -313,16 +313,16 @@ def conclude(
     notes = list(evidence.notes)
     record = RunRecord(**_shared_fields(evidence))
     run = RunSteps(evidence)
-    for name, finding in findings:
+    for name, compute_fields in findings:
         try:
-            figures = finding(run, record, notes)
+            figures = compute_fields(run, record, notes)
         except Exception as error:
             # the measurements, and the figures of the other functions, are still correct
             notes.append(
                 f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": ")
             )
             continue
-        record = record.model_copy(update=figures)  # the next finding may need it
+        record = record.model_copy(update=figures)  # the next function may need them
     return record.model_copy(update={"notes": notes})
 
 
@@ -379,9 +379,9 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 
 
 def _steadiness(run: RunSteps) -> Steadiness:
-    """Return the course of the steps, and what of it the sizes of the batches explain.
+    """Return the course of the steps, with what the sizes of the batches explain.
 
-    That is a share of the variation, and a pattern whose slow steps all have a shorter batch.
+    They may explain a share of the variation, and a pattern in which all slow steps have a shorter batch.
     """
     parts_s = {}
     for part in PARTS:
@@ -457,7 +457,7 @@ def _loader_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields
 
 
 def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep:
-    """Return a step that was fast because of a shorter batch with that as its cause; other steps unchanged.
+    """Return ``odd`` with a shorter batch as its cause if it was fast because of one; otherwise unchanged.
 
     ``short_batches`` has the samples of the steps that have fewer than most.
     """
@@ -617,9 +617,9 @@ def _uncounted_note(flops: Flops) -> list[str]:
 
 
 def _rank_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    """Return the work and waiting of the ranks.
+    """Return the work and waiting of the ranks in the stretch.
 
-    It is about the stretch, or about the later steps in which collectives were timed on a device's stream, if any were.
+    If collectives were timed on a device's stream, in later steps, the figures are those of these steps instead.
     """
     evidence = run.evidence
     if len(evidence.timelines) < 2:
@@ -890,7 +890,7 @@ def _backward_within_forward(
 
 # The functions that compute the record, in an order in which each finds the figures that it needs. If one fails, the
 # note begins with its name.
-FINDINGS: Sequence[tuple[str, Finding]] = (
+FINDINGS: Sequence[tuple[str, ComputeFields]] = (
     ("steps", _step_count_fields),
     ("figures", _times_of_steps),
     ("check of the level", _check_of_level),

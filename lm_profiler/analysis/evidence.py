@@ -178,7 +178,7 @@ class Evidence:
 
     @property
     def has_data_flow(self) -> bool:
-        """Whether the data flow of a step was recorded; older versions do not tell."""
+        """Whether the data flow of a step was recorded; False for runs of older versions, in which it is unknown."""
         return self.repeats_forward is not None
 
 

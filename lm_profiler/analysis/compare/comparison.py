@@ -189,7 +189,7 @@ def compare(
     record_a = side_a.runs[0].record
     record_b = side_b.runs[0].record
     notes = [*side_a.notes, *side_b.notes]
-    notes += _busy_notes(pair, work)
+    notes += _busy_notes(pair, decided_by_work=bool(work))
     notes += _notes_on_runs(side_a, side_b)
     return Comparison(
         a=[str(run.folder) for run in side_a.runs],
@@ -578,11 +578,11 @@ def _peaks_interval(
     )
 
 
-def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
+def _busy_notes(pair: SidePair, decided_by_work: bool) -> list[str]:
     """Return a note if other programs lengthened the times; it states whether other figures decide."""
     if not pair.is_busy:
         return []
-    if work:
+    if decided_by_work:
         return [
             (
                 "other programs used the machine: times are upper bounds; the verdict uses figures that exclude "

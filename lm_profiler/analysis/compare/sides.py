@@ -348,6 +348,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
 def _run_of(entry: Entry, record: RunRecord, steps: list[StepRow]) -> Run:
     """Return the run of ``entry`` with its measured ``steps``, and the counters of those after the warm-up."""
     model = model_of(steps)
+    # the first ``cut`` steps are warm-up
     compared_steps = {row.step for row in steps[model.cut :]}
     counters = []
     for reading in read_counters(entry.folder):

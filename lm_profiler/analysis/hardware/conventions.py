@@ -127,7 +127,7 @@ def _megatron_convention(record: RunRecord, sizes: _Sizes) -> Convention:
     if layers and width and vocabulary:
         missing = "the FLOPs of fused attention"
         if sizes.attention_per_token is not None:
-            # the three terms of the formula, multiplied out
+            # The formula multiplied out: 72·L·h² + 12·L·h·T + 6·V·h. The second term is attention, with h = H·Q.
             blocks = 72 * layers * width**2
             logits = 6 * vocabulary * width
             flops_per_token = blocks + sizes.attention_per_token + logits

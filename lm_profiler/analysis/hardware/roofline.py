@@ -262,6 +262,7 @@ def judge_utilisation(
         rate = peak_rate.per_s
         source = peak_rate.source
 
+    # the same ratio as for a peak, with the measured rate in its place
     share_of_ceiling = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if share_of_ceiling is not None and share_of_ceiling > BEATEN:
         # No step beats the machine: something else used it while the ceiling was measured.
@@ -286,10 +287,10 @@ def with_uses_by_dtype(
     step_s: float,
     devices: int,
 ) -> Utilisation:
-    """Return ``use`` with the MFU of each dtype at its own peak, if the step multiplies in several.
+    """Return ``use`` with the MFU of each dtype at its own peak, and their sum, if it multiplies in several dtypes.
 
-    ``flops_by_dtype`` are those of one rank, recomputation included: they show how the model's FLOPs divide. The sum is
-    unknown if a peak is.
+    ``flops_by_dtype`` are those of one rank, recomputation included. They show how the model's FLOPs are divided among
+    dtypes. The sum is unknown if one of the peaks is.
     """
     total = sum(flops_by_dtype.values())
     if len(flops_by_dtype) < 2 or not total:

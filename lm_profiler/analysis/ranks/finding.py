@@ -180,7 +180,7 @@ def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
             if candidate.seconds > candidate.half_interval_s
         ]
         doubtful = likely[:_SINGLE_RANKS]
-    if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
+    if work.saved_if_fixed_s(doubtful) < _LEAST_JITTER * work.step_s:
         return _finding_without_slow_rank(work, group)
     recorded = []
     for candidate in doubtful[:_MOST_RECORDED]:
@@ -193,7 +193,7 @@ def _finding_about(
 ) -> RankFinding | None:
     """Return the finding about the slow ranks that are worth fixing; None if this would not save enough."""
     to_fix = _worth_fixing(slow, work)
-    saving_s = work.saves_s(to_fix)
+    saving_s = work.saved_if_fixed_s(to_fix)
     if saving_s < _LEAST_SAVING * work.step_s:
         return None
     ranks = sorted({candidate.rank for candidate in to_fix})  # the indices of the ranks
@@ -281,14 +281,14 @@ def _worth_fixing(
     about the same.
     """
     to_fix = list(slow)
-    saved_s = work.saves_s(to_fix)
+    saved_s = work.saved_if_fixed_s(to_fix)
     least_loss_s = max(_LEAST_LOSS * saved_s, _LEAST_SAVING * work.step_s)
     # the first rank of a unit is its slowest
     for unit in sorted(_units_of(slow), key=lambda unit: unit[0].seconds):
         rest = [candidate for candidate in to_fix if candidate not in unit]
         if not rest:
             continue
-        saved_by_rest_s = work.saves_s(rest)
+        saved_by_rest_s = work.saved_if_fixed_s(rest)
         if saved_s - saved_by_rest_s < least_loss_s:
             to_fix = rest
             saved_s = saved_by_rest_s

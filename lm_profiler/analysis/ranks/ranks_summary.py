@@ -29,7 +29,9 @@ from lm_profiler.record.run_record import (
 # The record lists up to this many ranks. Of more, it lists rank 0, and 8 each of the busiest and of the idlest.
 _MOST_RANKS = 64
 _EXTREMES = 8
-_COLUMNS = 256  # number of the last steps, which the heat map shows
+_COLUMNS = (
+    256  # of the heat map: it shows at most so many of the last steps, one per column
+)
 
 
 def ranks_of(

@@ -77,8 +77,8 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
     ranks, steps, parts = own_s.shape
     if ranks < 2 or steps < FEWEST_VALUES:
         return []
-    parts_with_work = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
-    tests = ranks * parts_with_work
+    has_work = (own_s > 0.0).any(axis=(0, 1))  # [part]
+    tests = ranks * int(np.count_nonzero(has_work))
     slower = []
     for part in range(parts):
         slower += _slow_in_part(own_s[:, :, part], part, step_s, tests)
@@ -235,8 +235,8 @@ def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
 def _active_steps(fast_s: Seconds) -> Counts:
     """Return the indices of the active steps of an occasional part, such as a validation or a checkpoint.
 
-    These steps are the same on all ranks, and not random. Only the differences within them are. If the part is not an
-    occasional one, return all steps. ``fast_s`` is [step] the mean time of the fast ranks in the part.
+    All ranks have the same active steps, so only the differences between ranks within these steps are random. If the
+    part is not an occasional one, return all steps. ``fast_s`` is [step] the mean time of the fast ranks in the part.
     """
     all_steps = np.arange(fast_s.size)
     active = np.flatnonzero(fast_s > _ACTIVE_SHARE * fast_s.max(initial=0.0))

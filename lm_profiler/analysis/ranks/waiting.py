@@ -90,7 +90,7 @@ class RanksWork:
     waiting_s: Seconds
     # [rank, step] the waiting in the part ``OUTSIDE``
     waiting_outside_s: Seconds
-    # returns [K, R] the own work of each rank in a part, by time slice; None: in all parts
+    # returns [K, R] the own work of each rank in a part (None: in all parts), by time slice
     own_in_slices_s: Callable[[int | None], Seconds]
     # [K] the index of the step that the slice is in, or before which it is; -1 if the steps around it are not
     # successive
@@ -133,7 +133,7 @@ class RanksWork:
         own_in_step_s = self.own_s[:, :, :OUTSIDE]
         return float((own_in_step_s + self.waiting_s).sum(axis=2).mean())
 
-    def saves_s(self, slow: Iterable[SlowCandidate]) -> float:
+    def saved_if_fixed_s(self, slow: Iterable[SlowCandidate]) -> float:
         """Return the seconds saved per step if these ranks took as long, in their parts, as ranks that are not slow.
 
         The distribution of a rank's step times is replaced by that of the fast ranks: its fastest step gets the time of

@@ -206,33 +206,23 @@ def resize_batches(run: FirstRun) -> Iterator[Candidate]:
     may_checkpoint = run.option(_CHECKPOINTING) is False and not run.option(
         _CHECKPOINT_EVERY
     )
+    resized = partial(faster_candidate, group="batch", ceiling_s=None)
     factor = 2
     while batches % factor == 0:
         fewer_batches = {
             _BATCH: str(batch * factor),
             _ACCUMULATED_BATCHES: str(batches // factor),
         }
-        yield faster_candidate(
-            fewer_batches, group="batch", ceiling_s=None, may_change=PER_BATCH
-        )
+        yield resized(fewer_batches, may_change=PER_BATCH)
         if may_checkpoint:  # so that the larger batch fits
             checkpointed = {**fewer_batches, _CHECKPOINTING: "true"}
-            yield faster_candidate(
-                checkpointed, group="batch", ceiling_s=None, may_change=PER_BATCH
-            )
+            yield resized(checkpointed, may_change=PER_BATCH)
         factor *= 2
     if batch % 2 == 0:
         more_batches = {_BATCH: str(batch // 2), _ACCUMULATED_BATCHES: str(batches * 2)}
-        yield faster_candidate(
-            more_batches, group="batch", ceiling_s=None, may_change=PER_BATCH
-        )
+        yield resized(more_batches, may_change=PER_BATCH)
     for factor in (2, 4):
-        yield faster_candidate(
-            {_BATCH: str(batch * factor)},
-            group="batch",
-            ceiling_s=None,
-            may_change=OTHER_BATCH,
-        )
+        yield resized({_BATCH: str(batch * factor)}, may_change=OTHER_BATCH)
 
 
 def add_workers(run: FirstRun) -> Iterator[Candidate]:
@@ -485,30 +475,31 @@ def _input_text(finding: Finding, settings: Settings) -> str:
             waits = f" (more than the {count_text(int(cores), 'core')}, because workers mostly wait)"
         costliest = ""
         if finding.file:
-            costliest = (
-                f": {_place_text(finding)} takes most of that time{_package(finding)}"
-            )
+            costliest = f": {_place_text(finding)} takes most of that time{_package_text(finding)}"
         more_workers = f"num_workers from {workers} to {wanted_workers}{waits}"
         if _can_index_batches(finding, has_free_core=cores > wanted_workers):
-            return f"{_index_batch(settings)}, or raise {more_workers}{costliest}."
+            return f"{_index_batch_text(settings)}, or raise {more_workers}{costliest}."
         return f"Raise {more_workers}, or {prepare}{costliest}."
     if _can_index_batches(finding, has_free_core=False):
         return (
-            f"{_index_batch(settings)}, or {prepare}: {_place_text(finding)} takes most of the time of the "
-            f"loader{_package(finding)}."
+            f"{_index_batch_text(settings)}, or {prepare}: {_place_text(finding)} takes most of the time of the "
+            f"loader{_package_text(finding)}."
         )
 
-    # why more workers would not help
-    if not wait_exceeds_transfer:
-        reason = "transferring a batch from a worker takes as long as the wait"
-    elif workers >= cores and finding.facts.get("waits"):
-        reason = f"the {workers} workers already wait most of the time"
-    elif workers >= cores:
-        reason = f"there are already as many workers ({workers}) as available CPU cores"
-    else:
-        reason = f"more than {count_text(workers, 'worker')} would not help"
+    reason = "transferring a batch from a worker takes as long as the wait"
+    if wait_exceeds_transfer:
+        reason = _reason_against_workers(finding, workers, cores)
     place = _place_text(finding) or "the loader"
-    return f"Make {place} faster{_package(finding)}, or {prepare}: {reason}."
+    return f"Make {place} faster{_package_text(finding)}, or {prepare}: {reason}."
+
+
+def _reason_against_workers(finding: Finding, workers: int, cores: float) -> str:
+    """Return why more than ``workers`` workers would not help, as the end of a sentence."""
+    if workers < cores:
+        return f"more than {count_text(workers, 'worker')} would not help"
+    if finding.facts.get("waits"):
+        return f"the {workers} workers already wait most of the time"
+    return f"there are already as many workers ({workers}) as available CPU cores"
 
 
 def _can_index_batches(finding: Finding, has_free_core: bool) -> bool:
@@ -523,7 +514,7 @@ def _can_index_batches(finding: Finding, has_free_core: bool) -> bool:
     return sample_s < _INDEXING_WITHOUT_CORE_S
 
 
-def _index_batch(settings: Settings) -> str:
+def _index_batch_text(settings: Settings) -> str:
     """Return the beginning of the advice to make all samples of a batch at once."""
     return (
         f"Index all {count_text(settings.samples_per_batch or 0, 'sample')} of a batch at once (__getitems__ of the "
@@ -531,7 +522,7 @@ def _index_batch(settings: Settings) -> str:
     )
 
 
-def _package(finding: Finding) -> str:
+def _package_text(finding: Finding) -> str:
     """Return the package in which the function that a finding names spends most of its time; empty without one."""
     share = finding.facts.get("package_share")
     return "" if share is None else f" ({share:.0%} of it in {finding.what})"
@@ -586,7 +577,7 @@ def _validation_text(finding: Finding, settings: Settings) -> str:
     training_size = settings.samples_per_batch or 0
     if size is not None and _SMALLER_IN_VALIDATION * size <= training_size:
         advice = f"Validate with larger batches (now {count_text(size, 'sample')}), or less often"
-    return f"{advice}{_costliest_part(finding)}.{_how_often_text(finding)}"
+    return f"{advice}{_costliest_line_text(finding)}.{_frequency_sentence(finding)}"
 
 
 def _plain_validation_text(finding: Finding, settings: Settings) -> str:
@@ -600,10 +591,10 @@ def _plain_validation_text(finding: Finding, settings: Settings) -> str:
             "If validation needs no gradients, run it under torch.no_grad(): recording the autograd graph takes at "
             "most half of its time now. To save more, validate less often or on fewer batches"
         )
-    return f"{advice}{_costliest_part(finding)}.{_how_often_text(finding)}"
+    return f"{advice}{_costliest_line_text(finding)}.{_frequency_sentence(finding)}"
 
 
-def _how_often_text(finding: Finding) -> str:
+def _frequency_sentence(finding: Finding) -> str:
     """Return a sentence about a validation that was seen only once; empty if it was seen more often."""
     if not finding.may:
         return ""
@@ -612,7 +603,7 @@ def _how_often_text(finding: Finding) -> str:
     )
 
 
-def _costliest_part(finding: Finding) -> str:
+def _costliest_line_text(finding: Finding) -> str:
     """Return the end of a sentence that names the line with most of the time; empty if it is unknown."""
     if not finding.file:
         return ""
@@ -708,6 +699,7 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
 
 
 def _sleep_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a phase that sleeps, with the line that waits if it is known."""
     if not finding.owner:
         return f"Find out what {finding.phase} waits for without computing: sleep, I/O or a lock."
     wait = f"waits in {finding.what} without computing"
@@ -717,7 +709,11 @@ def _sleep_text(finding: Finding, settings: Settings) -> str:
 
 
 def _python_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about a line of Python that takes much time."""
+    """Return the advice about a line that takes much time; it depends on what the line does (``finding.what``).
+
+    That is "torch" for many short operators, ``PRINTING``, ``EXCHANGE``, "python" for code that calls nothing, or the
+    name of the package or C function that it calls.
+    """
     place = _place_text(finding)
     if finding.what == "torch":
         calls = finding.facts.get("calls", 0.0)

@@ -203,8 +203,9 @@ def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
     """Return the share of the time of the traced steps in which only ``kinds`` ran; None without a device."""
     if not work.on_device:
         return None
-    others = [piece for piece in work.pieces if piece.kind not in kinds]
-    only_kinds_ns = _busy_ns(work, work.pieces) - _busy_ns(work, others)
+    other_pieces = [piece for piece in work.pieces if piece.kind not in kinds]
+    # the time in which anything ran, without that in which other kinds ran
+    only_kinds_ns = _busy_ns(work, work.pieces) - _busy_ns(work, other_pieces)
     return only_kinds_ns / (work.done - work.begin)
 
 

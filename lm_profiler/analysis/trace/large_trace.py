@@ -18,7 +18,7 @@ from lm_profiler.analysis.trace.packed_trace import (
     Range,
     Rows,
     is_on_device,
-    may_count,
+    is_relevant,
     nanoseconds,
     span_of,
     start_of,
@@ -124,7 +124,7 @@ def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]
     for event in events:
         if isinstance(event, OperatorEvents):
             count += len(event.starts)
-        elif may_count(event):
+        elif is_relevant(event):
             count += 1
         if count > most_events:
             raise TooManyEvents
@@ -184,7 +184,7 @@ def _add_to_survey(
     if isinstance(event, OperatorEvents):
         survey.event_counts.add(nanoseconds(event.starts).tolist())
         return
-    if not may_count(event):
+    if not is_relevant(event):
         return
     try:
         survey.event_counts.add([start_of(event)])
@@ -205,7 +205,7 @@ def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
         if isinstance(event, OperatorEvents):
             yield from _operators_within(event, part)
             continue
-        if not may_count(event):
+        if not is_relevant(event):
             continue
         end = part.end
         if is_on_device(event):

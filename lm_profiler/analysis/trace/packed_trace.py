@@ -341,8 +341,8 @@ class PackedTrace:
         | LAUNCH | its correlation | the number of its name |
         """
         rows = self._host_rows
-        # Of events that start at the same moment, ranges (operators and modules) come before links and launches, and a
-        # longer range comes before the ranges within it.
+        # Of events that start at the same moment, ranges come before links and launches, and a longer range comes
+        # before the ranges within it. Ranges are operators and modules: their kinds, 0 and 1, become equal.
         range_first = np.maximum(rows[:, KIND], MODULE)
         longest_first = -rows[:, LENGTH]
         # the last key counts most
@@ -675,7 +675,7 @@ class _Packing:
         return self.threads[str(event.get("pid")), str(event.get("tid"))]
 
 
-def may_count(event: Event) -> bool:
+def is_relevant(event: Event) -> bool:
     """Return whether a decoded ``event`` is of a kind that is kept."""
     if not isinstance(event, Mapping):
         return False

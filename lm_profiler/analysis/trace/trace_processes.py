@@ -115,9 +115,10 @@ class ProcessCounts:
         """
         owners, is_assumed = _processes_of_tracks(names, launches, work)
         # launches do not matter if nothing ran on a device
-        launches_shown = self.launches if work else Counter[str]()
-        launching_names = {name for name in names if launches_shown[name]}
-        if not launching_names <= set(owners.values()):
+        launch_counts = self.launches if work else Counter[str]()
+        launching_names = {name for name in names if launch_counts[name]}
+        is_device_shared = not launching_names.issubset(owners.values())
+        if is_device_shared:
             owners = {}
         processes = []
         for name in names:
@@ -126,7 +127,7 @@ class ProcessCounts:
                 TraceProcess(
                     name=name,
                     steps=self.steps[name],
-                    launches=launches_shown[name],
+                    launches=launch_counts[name],
                     operators=self.operators[name],
                     tracks=tracks,
                     is_assumed=is_assumed,

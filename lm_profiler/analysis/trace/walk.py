@@ -73,8 +73,8 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
     profiler links the two (``fwdbwd``). Recomputed activations are in a range of their module again.
     """
     # a last row for no event, to which events refer that are in no range, or in no operator
-    no_event = np.full(6, NONE)
-    rows = np.vstack((packed.host_rows(), no_event))
+    empty_row = np.full(6, NONE)
+    rows = np.vstack((packed.host_rows(), empty_row))
     nesting = _nesting_of(rows)
     return _operator_calls(rows, nesting), _driver_calls(rows, nesting)
 
@@ -85,9 +85,9 @@ def _nesting_of(rows: Rows) -> _Nesting:
     ``rows`` are those of ``PackedTrace.host_rows`` (ordered by start, the outer range first), and a last row that
     stands for no event.
     """
-    none = len(rows) - 1
-    around = [none] * len(rows)
-    operator = [none] * len(rows)
+    no_event = len(rows) - 1  # the index of the last row
+    around = [no_event] * len(rows)
+    operator = [no_event] * len(rows)
     module = [NONE] * len(rows)
     # by thread: the rows of the ranges that contain the present moment, the innermost last
     open_ranges: defaultdict[int, list[int]] = defaultdict(list)
@@ -95,11 +95,12 @@ def _nesting_of(rows: Rows) -> _Nesting:
     module_of_link: dict[int, int] = {}
     ends = (rows[:, START] + rows[:, LENGTH]).tolist()
 
-    for index, (start, _, thread, kind, value, _) in enumerate(rows[:none].tolist()):
+    events = rows[:no_event].tolist()
+    for index, (start, _, thread, kind, value, _) in enumerate(events):
         stack = open_ranges[thread]
         while stack and ends[stack[-1]] <= start:
             stack.pop()
-        innermost = stack[-1] if stack else none
+        innermost = stack[-1] if stack else no_event
         around[index] = innermost
         # ``value`` is the number of the link, or of the name of a module
         if kind == FORWARD_LINK:
@@ -183,5 +184,5 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
 
 def _call_numbers(nesting: _Nesting) -> Rows:
     """Return for each event the number of the operator call that it is, or is within: the row of that call; or NONE."""
-    none = len(nesting.operator) - 1
-    return np.where(nesting.operator == none, NONE, nesting.operator)
+    no_event = len(nesting.operator) - 1
+    return np.where(nesting.operator == no_event, NONE, nesting.operator)

@@ -8,8 +8,8 @@ calls between two ranks, and calls of an unknown kind.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace, part_notes
@@ -49,45 +49,63 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
         for key, duration_ns in _call_durations_ns(trace).items():
             durations_ns[key][rank] = duration_ns
 
-    # sums over all calls: how long a rank waited for another and in how many calls, and by rank how long the others
-    # waited for it on average
-    waited_ns: defaultdict[_Wait, int] = defaultdict(int)
-    calls: defaultdict[_Wait, int] = defaultdict(int)
-    caused_ns: defaultdict[int, float] = defaultdict(float)
-    matched = 0
+    sums = _WaitSums()
     for key, ns_by_rank in durations_ns.items():
-        if len(ns_by_rank) < 2:
-            continue
-        matched += 1
-        # The rank that comes last does not wait, so that the call is shortest on it.
-        last_rank = min(ns_by_rank, key=lambda rank: ns_by_rank[rank])
-        waiting_ranks = [rank for rank in ns_by_rank if rank != last_rank]
-        for rank in waiting_ranks:
-            wait = _Wait(key.kind, rank, last_rank)
-            wait_ns = ns_by_rank[rank] - ns_by_rank[last_rank]
-            waited_ns[wait] += wait_ns
-            calls[wait] += 1
-            caused_ns[last_rank] += wait_ns / len(waiting_ranks)
-
-    waits = []
-    for wait in sorted(waited_ns, key=lambda wait: waited_ns[wait], reverse=True):
-        seconds = waited_ns[wait] * 1e-9 / steps
-        waits.append(
-            RankWait(**wait._asdict(), calls=calls[wait] / steps, waited_s=seconds)
-        )
+        if len(ns_by_rank) > 1:
+            sums.add_call(key.kind, ns_by_rank)
+    waits = sums.waits_per_step(steps)
     times = []
     for rank, trace in zip(ranks, traces, strict=True):
         rank_waits_s = sum(wait.waited_s for wait in waits if wait.rank == rank)
-        caused_s = caused_ns[rank] * 1e-9 / steps
+        caused_s = sums.caused_ns[rank] * 1e-9 / steps
         times.append(_rank_time(rank, trace, rank_waits_s, caused_s))
     return TraceRanks(
         steps=steps,
         ranks=times,
         waits=waits,
-        matched=matched,
-        unmatched=len(durations_ns) - matched,
-        notes=_notes(traces, matched),
+        matched=sums.added_calls,
+        unmatched=len(durations_ns) - sums.added_calls,
+        notes=_notes(traces, sums.added_calls),
     )
+
+
+class _WaitSums:
+    """How long ranks waited for each other, as sums over the calls of collectives."""
+
+    def __init__(self) -> None:
+        self.added_calls = 0
+        # by rank: how long the others waited for it, on average over them
+        self.caused_ns: defaultdict[int, float] = defaultdict(float)
+        self._waited_ns: Counter[_Wait] = Counter()
+        self._call_counts: Counter[_Wait] = Counter()
+
+    def add_call(self, kind: str, ns_by_rank: Mapping[int, int]) -> None:
+        """Add the waits in a call, by its duration on each rank.
+
+        The rank that comes last does not wait, so that the call is shortest on it.
+        """
+        self.added_calls += 1
+        last_rank = min(ns_by_rank, key=lambda rank: ns_by_rank[rank])
+        waiting_ranks = [rank for rank in ns_by_rank if rank != last_rank]
+        for rank in waiting_ranks:
+            wait = _Wait(kind, rank, last_rank)
+            wait_ns = ns_by_rank[rank] - ns_by_rank[last_rank]
+            self._waited_ns[wait] += wait_ns
+            self._call_counts[wait] += 1
+            self.caused_ns[last_rank] += wait_ns / len(waiting_ranks)
+
+    def waits_per_step(self, steps: int) -> list[RankWait]:
+        """Return the waits of each rank for each other one in a mean step, the longest first."""
+        waits = []
+        for wait, waited_ns in self._waited_ns.most_common():
+            waits.append(
+                RankWait(
+                    **wait._asdict(),
+                    calls=self._call_counts[wait] / steps,
+                    waited_s=waited_ns * 1e-9 / steps,
+                )
+            )
+        return waits
 
 
 def are_ranks(traces: Sequence[AnyTrace]) -> bool:

@@ -58,7 +58,8 @@ class Gap(NamedTuple):
     ns: int
     phase: str
     what: str  # the call in which the host was, the kernel that it launched next, or an operator that only calls others
-    launched_at: int = 0  # when the host had launched the kernel that ended the gap
+    # when the host had launched the kernel that ended the gap; on the CPU, when the gap began
+    launched_at: int = 0
     cause: GapCause = "python"
 
 

@@ -470,7 +470,7 @@ def _gap_term(
 ) -> Term:
     """Return a term of ``seconds`` per step that consists of ``gaps``, in which nothing ran."""
     phases = by_phase([(gap.phase, gap.ns) for gap in gaps], seconds)
-    causes = waits(gaps, seconds, traced.steps)
+    causes = causes_of_gaps(gaps, seconds, traced.steps)
     return Term(
         name=name,
         seconds=seconds,
@@ -481,7 +481,7 @@ def _gap_term(
 
 
 def _sum_of(term_a: Term, term_b: Term) -> Term:
-    """Return the sum of two terms, with the name of ``term_a``."""
+    """Return the sum of two terms, with the name of ``term_a``; all of both terms could be saved."""
     seconds = term_a.seconds + term_b.seconds
     phases = dict(term_a.phases)
     for phase, phase_s in term_b.phases.items():
@@ -724,7 +724,9 @@ def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, 
     }
 
 
-def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
+def causes_of_gaps(
+    gaps: Iterable[Gap], seconds: float, steps: int
+) -> list[Contributor]:
     """Return the largest causes of ``gaps``, with shares of ``seconds`` per step in proportion to their length."""
     if seconds <= 0.0:
         return []
