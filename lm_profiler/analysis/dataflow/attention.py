@@ -13,10 +13,10 @@ from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
 from lm_profiler.record.operator_calls import StepCalls
 
 _FORWARD = "forward"
-_SOFTMAX = "aten::_softmax"
+_SOFTMAX_OF_PROGRAM = "aten::_softmax"
 # the softmax of ``scaled_dot_product_attention`` if it has no fused kernel, as on the CPU with dropout
 _SOFTMAX_OF_TORCH = "aten::_safe_softmax"
-_SOFTMAXES = (_SOFTMAX, _SOFTMAX_OF_TORCH)
+_SOFTMAXES = (_SOFTMAX_OF_PROGRAM, _SOFTMAX_OF_TORCH)
 # draws the mask of dropout on the CPU; other devices draw it in the operator ``native_dropout``
 _MASK_ON_CPU = "aten::bernoulli_"
 
@@ -30,7 +30,7 @@ def find_scores(step: StepCalls) -> CallsOnScores:
     A softmax belongs to attention if it is between two matrix products without weights: queries with keys, and the
     scores with values.
     """
-    on_scores: dict[int, set[int]] = {}
+    scores: dict[int, set[int]] = {}
     for softmax, call in enumerate(step.calls):
         if call.name not in _SOFTMAXES or call.phase != _FORWARD:
             continue
@@ -40,8 +40,8 @@ def find_scores(step: StepCalls) -> CallsOnScores:
         # the softmax itself, and the calls on its result, such as dropout
         calls_from_softmax = list(calls_as_large_as(step, softmax))
         if _feeds_product(step, calls_from_softmax):
-            on_scores[softmax] = {*calls_to_softmax, *calls_from_softmax}
-    return on_scores
+            scores[softmax] = {*calls_to_softmax, *calls_from_softmax}
+    return scores
 
 
 def calls_on_stored_scores(step: StepCalls, scores: CallsOnScores) -> list[int]:
@@ -54,13 +54,13 @@ def calls_on_stored_scores(step: StepCalls, scores: CallsOnScores) -> list[int]:
         if call.name == _MASK_ON_CPU:
             masks.update(call.writes)
     calls: list[int] = []
-    for softmax, on_scores in scores.items():
-        is_of_program = step.calls[softmax].name == _SOFTMAX
+    for softmax, calls_on_scores in scores.items():
+        is_of_program = step.calls[softmax].name == _SOFTMAX_OF_PROGRAM
         has_dropout_on_cpu = any(
-            not masks.isdisjoint(step.calls[number].reads) for number in on_scores
+            not masks.isdisjoint(step.calls[number].reads) for number in calls_on_scores
         )
         if is_of_program and not has_dropout_on_cpu:
-            for number in on_scores:
+            for number in calls_on_scores:
                 calls += step.with_backward(number)
     return calls
 
@@ -69,9 +69,9 @@ def calls_of_attention(step: StepCalls, scores: CallsOnScores) -> set[int]:
     """Return the calls of forward on the ``scores`` of all attention, with the products before and after them."""
     calls: set[int] = set()
     storages: set[int] = set()
-    for on_scores in scores.values():
-        calls.update(on_scores)
-        for number in on_scores:
+    for calls_on_scores in scores.values():
+        calls.update(calls_on_scores)
+        for number in calls_on_scores:
             storages.update(step.calls[number].reads, step.calls[number].writes)
     for number, call in enumerate(step.calls):
         is_product = call.phase == _FORWARD and call.product is not None

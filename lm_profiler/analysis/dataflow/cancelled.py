@@ -23,16 +23,17 @@ def cancelled_calls(step: StepCalls) -> list[int]:
             zero_products.add(number)
     if not zero_products:
         return []
-    ends = set(zero_products)  # and what only they read
+    # the products with zero, and the calls whose results only these read
+    cancelled = set(zero_products)
     # The readers of a result come after the call that makes it.
     for number in reversed(range(len(step.calls))):
         is_candidate = (
             step.calls[number].phase == _FORWARD and number not in zero_products
         )
-        if is_candidate and _is_read_only_by(step, number, ends):
-            ends.add(number)
+        if is_candidate and _is_read_only_by(step, number, cancelled):
+            cancelled.add(number)
     calls: list[int] = []
-    for number in sorted(ends - zero_products):
+    for number in sorted(cancelled - zero_products):
         calls += step.with_backward(number)
     return calls
 

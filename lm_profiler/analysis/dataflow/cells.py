@@ -9,19 +9,20 @@ from typing import NamedTuple
 
 from lm_profiler.analysis.dataflow.loops import (
     longest_chain,
-    seconds_of_calling,
-    share_of_calling,
+    overhead_of_calling_s,
+    share_of_overhead,
 )
 from lm_profiler.record.operator_calls import CodeLine, LayerCall, StepCalls
 
 _FORWARD = "forward"
 _FEWEST_ELEMENTS = 16  # of a sequence
-_STATES = 2  # of an LSTM: its output, and the inner state
+_MOST_STATES = 2  # those of an LSTM: its output, and the inner state
 # the operator that reads the inner state; those of the gates work in place
 _ACTIVATION_OF_STATE = "aten::tanh"
 # the share of the time of a layer's fused kernels that is saved if it gets whole sequences
 _SAVED_BY_WHOLE_SEQUENCES = 0.8
-_MOSTLY = 0.75  # the share of a layer's calls that get the states of the call before
+# at least this share of a layer's calls must get the states of the call before unchanged
+_MOSTLY = 0.75
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -37,7 +38,7 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     for number, call in enumerate(step.calls):
         if call.has_sequence_kernel and call.phase == _FORWARD and call.lines:
             calls_by_line[call.lines[-1]].append(number)
-    calling_s = seconds_of_calling(step)
+    call_overhead_s = overhead_of_calling_s(step)
     shares: dict[int, float] = {}
     for numbers in calls_by_line.values():
         products = _products_by_weight(step, numbers)
@@ -50,7 +51,7 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
             call = step.calls[number]
             share = 1.0
             if number in products_with_inputs:
-                share = share_of_calling(call, calling_s)
+                share = share_of_overhead(call, call_overhead_s)
             elif call.product is not None:
                 share = 0.0
             for related in step.with_backward(number):
@@ -71,7 +72,7 @@ class _Element(NamedTuple):
         return storages
 
 
-def calls_of_layers(step: StepCalls) -> dict[int, float]:
+def calls_of_recurrent_layers(step: StepCalls) -> dict[int, float]:
     """Return the calls of recurrent layers that a loop calls with one element of their sequences after another.
 
     With whole sequences, the layer has less code in Python to run, and computes the products with all inputs at once.
@@ -79,7 +80,7 @@ def calls_of_layers(step: StepCalls) -> dict[int, float]:
     Returns:
         by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
-    calling_s = seconds_of_calling(step)
+    call_overhead_s = overhead_of_calling_s(step)
     shares: dict[int, float] = {}
     for elements in _elements_by_layer(step).values():
         if not _could_be_whole_sequences(step, elements):
@@ -93,9 +94,10 @@ def calls_of_layers(step: StepCalls) -> dict[int, float]:
                 share = 1.0
                 if not has_products:  # a fused kernel, whose products are not seen
                     share = _SAVED_BY_WHOLE_SEQUENCES
-                elif call.product is not None:
-                    reads_inputs = element.call.inputs in call.reads
-                    share = share_of_calling(call, calling_s) if reads_inputs else 0.0
+                elif call.product is not None and element.call.inputs in call.reads:
+                    share = share_of_overhead(call, call_overhead_s)
+                elif call.product is not None:  # with a state
+                    share = 0.0
                 for related in step.with_backward(number):
                     shares[related] = share
     return shares
@@ -108,11 +110,11 @@ def _elements_by_layer(step: StepCalls) -> Mapping[int, Sequence[_Element]]:
         layer_call = call.layer_call
         if layer_call is None or call.phase != _FORWARD:
             continue
-        of_layer = elements[layer_call.layer]
-        if of_layer and of_layer[-1].call == layer_call:
-            of_layer[-1].numbers.append(number)
+        elements_so_far = elements[layer_call.layer]
+        if elements_so_far and elements_so_far[-1].call == layer_call:
+            elements_so_far[-1].numbers.append(number)
         else:
-            of_layer.append(_Element(layer_call, [number]))
+            elements_so_far.append(_Element(layer_call, [number]))
     return elements
 
 
@@ -124,24 +126,28 @@ def _could_be_whole_sequences(step: StepCalls, elements: Sequence[_Element]) -> 
     """
     if len(elements) < _FEWEST_ELEMENTS:
         return False
-    passed_on = 0
+    unchanged_states = 0
     for earlier, later in pairwise(elements):
-        passed_on += earlier.writes(step).issuperset(later.call.states)
-    if passed_on < _MOSTLY * (len(elements) - 1):
+        if earlier.writes(step).issuperset(later.call.states):
+            unchanged_states += 1
+    if unchanged_states < _MOSTLY * (len(elements) - 1):
         return False
 
-    inputs = {element.numbers[0]: element.call.inputs for element in elements}
-    of_layer = {number for element in elements for number in element.numbers}
-    # what is computed from the results of the layer, with these
+    inputs_by_first_call: dict[int, int] = {}
+    layer_calls: set[int] = set()
+    for element in elements:
+        inputs_by_first_call[element.numbers[0]] = element.call.inputs
+        layer_calls.update(element.numbers)
+    # the storages of the layer's results, and of what was computed from them
     results: set[int] = set()
     for number in range(elements[0].numbers[0], elements[-1].numbers[-1] + 1):
         call = step.calls[number]
-        if inputs.get(number) in results:
+        if inputs_by_first_call.get(number) in results:
             return False
         reads_results = not results.isdisjoint(call.reads)
         if call.is_host_read and reads_results:
             return False
-        if number in of_layer or reads_results:
+        if number in layer_calls or reads_results:
             results.update(call.writes)
     return True
 
@@ -212,7 +218,7 @@ def _has_changed_states(
         for storage in step.calls[number].reads:
             if storage not in written and storage in step.writers:
                 states_of_others.add(storage)
-    if len(states_of_others) > _STATES:
+    if len(states_of_others) > _MOST_STATES:
         return True
     for storage in written:
         other_writers = set(step.writers[storage]).difference(numbers)
@@ -231,7 +237,8 @@ def _count_read_inner_states(step: StepCalls, numbers: Sequence[int]) -> int:
     count = 0
     for storage in inner_states:
         other_readers = set(step.readers.get(storage, ())).difference(numbers)
-        count += _has_forward_call(step, other_readers)
+        if _has_forward_call(step, other_readers):
+            count += 1
     return count
 
 

@@ -14,7 +14,7 @@ def growing_copies(step: StepCalls) -> dict[int, float]:
     """Return calls that append to a tensor that the same line made before, and the calls of their backward passes.
 
     Returns:
-        by the number of the call, the share of its work that copies what was there before.
+        by the number of the call, the share of its work that copies earlier pieces again.
     """
     copied_shares_by_line: defaultdict[CodeLine, dict[int, float]] = defaultdict(dict)
     for number, call in enumerate(step.calls):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from lm_profiler.analysis.dataflow.loops import seconds_of_calling
+from lm_profiler.analysis.dataflow.loops import overhead_of_calling_s
 from lm_profiler.record.operator_calls import CodeLine, LineOperators, StepCalls
 from lm_profiler.record.run_record import PythonTime
 
@@ -23,7 +23,7 @@ def operators_of_lines(step: StepCalls) -> list[LineOperators]:
 
     The overhead of calling an operator is left out: it does not belong to the operator's work.
     """
-    calling_s = seconds_of_calling(step)
+    call_overhead_s = overhead_of_calling_s(step)
     # by phase and line
     seconds: defaultdict[tuple[str, CodeLine], float] = defaultdict(float)
     calls: defaultdict[tuple[str, CodeLine], int] = defaultdict(int)
@@ -31,7 +31,7 @@ def operators_of_lines(step: StepCalls) -> list[LineOperators]:
         if call.phase in _PHASES and call.syntax_line is not None:
             place = (call.phase, call.syntax_line)
             calls[place] += 1
-            seconds[place] += max(call.seconds - calling_s, 0.0)
+            seconds[place] += max(call.seconds - call_overhead_s, 0.0)
     operators = [
         LineOperators(
             phase=phase,
@@ -52,9 +52,9 @@ def with_line_operators(
 ) -> list[PythonTime]:
     """Return the times of lines in which the time of ``operators`` counts as torch, and not as Python code.
 
-    A function has at most as much of it as Python code was recorded there: the two were measured in different steps.
-    Lines of a function are not told apart, because Python's profiler counts the time up to a call for the line of the
-    call.
+    The two were measured in different steps, so at most the recorded Python time of a function is moved to torch. The
+    same share is taken from all lines of the function, because Python's profiler counts the time up to a call for the
+    line of the call.
     """
     by_function: defaultdict[tuple[str, str, str], list[LineOperators]] = defaultdict(
         list

@@ -20,8 +20,9 @@ _LEAST_SHARE = 0.005
 _SMALL_SIZE = 1 << 10  # a call on fewer elements is only overhead
 # add up the gradients of a weight that is used several times
 _SUMS = ("aten::add", "aten::add_")
-# the share of a loop's calls, and of a line's own calls, with which the line is that of the loop
+# A line is that of the loop if it leads to at least this share of the time of all looped calls, ...
 _MOST_OF_LOOPS = 0.5
+# ... and if at least this share of the time of all calls to which it leads is that of looped ones.
 _MOST_OF_LINE = 0.75
 _FEW_ROWS = 4  # a product of so few rows spends its time on reading the weight
 
@@ -39,7 +40,7 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
     Returns:
         by the number of a call, or of a call of its backward pass, the share of its time that this saves.
     """
-    calling_s = seconds_of_calling(step)
+    call_overhead_s = overhead_of_calling_s(step)
     total_s = sum(step.phase_s.values())
     shares: dict[int, float] = {}
     for numbers in _calls_by_key(step).values():
@@ -53,12 +54,13 @@ def calls_in_loops(step: StepCalls) -> dict[int, float]:
         independent = len(numbers) / longest_chain(step, numbers)
         if independent < _FEWEST_INDEPENDENT:
             continue
+        saved_share = 1.0 - 1.0 / independent
         for number in numbers:
             for related in step.with_backward(number):
-                overhead = share_of_calling(step.calls[related], calling_s)
-                shares[related] = (1.0 - 1.0 / independent) * overhead
+                overhead = share_of_overhead(step.calls[related], call_overhead_s)
+                shares[related] = saved_share * overhead
         for number in _sums_of_weight_gradients(step, numbers):
-            shares[number] = 1.0 - 1.0 / independent
+            shares[number] = saved_share
     return shares
 
 
@@ -111,12 +113,12 @@ def line_of_loops(step: StepCalls, looped: Collection[int]) -> CodeLine | None:
             if is_looped:
                 looped_seconds[line] += call.seconds
                 depths[line] = max(depth, depths.get(line, 0))
-    lines = [
-        line
-        for line, line_s in looped_seconds.items()
-        if line_s >= _MOST_OF_LOOPS * looped_s
-        and line_s >= _MOST_OF_LINE * seconds[line]
-    ]
+    lines: list[CodeLine] = []
+    for line, line_s in looped_seconds.items():
+        has_most_of_loops = line_s >= _MOST_OF_LOOPS * looped_s
+        has_few_other_calls = line_s >= _MOST_OF_LINE * seconds[line]
+        if has_most_of_loops and has_few_other_calls:
+            lines.append(line)
     if not lines:
         return step.place_of(looped)
     return max(lines, key=depths.__getitem__)
@@ -141,7 +143,7 @@ def _calls_by_key(step: StepCalls) -> dict[_Key, list[int]]:
     return calls_by_key
 
 
-def seconds_of_calling(step: StepCalls) -> float:
+def overhead_of_calling_s(step: StepCalls) -> float:
     """Return the overhead of calling an operator in seconds: the median of the calls with hardly any elements.
 
     Without such calls it is the time of the shortest call.
@@ -159,13 +161,16 @@ def seconds_of_calling(step: StepCalls) -> float:
     return min(all_calls_s, default=0.0)
 
 
-def share_of_calling(call: OperatorCall, calling_s: float) -> float:
-    """Return the share of a call's time that is overhead."""
+def share_of_overhead(call: OperatorCall, call_overhead_s: float) -> float:
+    """Return the share of a call's time that is overhead, which one call for several inputs would have only once.
+
+    For a product of few rows that is all of it: reading the weight takes its time, and counts as overhead.
+    """
     if call.product is not None and call.product.left.rows <= _FEW_ROWS:
         return 1.0
-    if call.seconds <= calling_s:
+    if call.seconds <= call_overhead_s:
         return 1.0
-    return calling_s / call.seconds
+    return call_overhead_s / call.seconds
 
 
 def longest_chain(step: StepCalls, numbers: Sequence[int]) -> int:

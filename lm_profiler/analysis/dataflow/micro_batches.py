@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from lm_profiler.analysis.dataflow.loops import seconds_of_calling, share_of_calling
+from lm_profiler.analysis.dataflow.loops import overhead_of_calling_s, share_of_overhead
 from lm_profiler.record.operator_calls import (
     UNRECORDED_UPDATE,
     CodeLine,
@@ -14,7 +14,7 @@ from lm_profiler.record.operator_calls import (
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _FEWEST_PASSES = 2
-# the share of the calls of each pass that the first pass must have, too
+# at least this share of the calls of each pass must also be in the first pass
 _MOSTLY_EQUAL = 0.9
 
 # the numbers of the calls of a forward pass of the model, in order
@@ -28,7 +28,8 @@ def calls_of_micro_batches(step: StepCalls) -> dict[int, float]:
     code uses the gradients between them, as for differential privacy or adversarial training.
 
     Returns:
-        by the number of a call, the share of its time that one pass would save: that of the overhead of calling.
+        by the number of a call, the share of its time that one pass would save: the overhead of calling in all passes
+        but one.
     """
     if step.has_gradients_of_inputs:
         return {}
@@ -37,13 +38,13 @@ def calls_of_micro_batches(step: StepCalls) -> dict[int, float]:
         return {}
     if _any_depends_on_earlier(step, passes):
         return {}
-    calling_s = seconds_of_calling(step)
+    call_overhead_s = overhead_of_calling_s(step)
     saved_share = 1.0 - 1.0 / len(passes)
     shares: dict[int, float] = {}
     for numbers in passes:
         for number in numbers:
             for related in step.with_backward(number):
-                overhead = share_of_calling(step.calls[related], calling_s)
+                overhead = share_of_overhead(step.calls[related], call_overhead_s)
                 shares[related] = saved_share * overhead
     return shares
 
@@ -70,17 +71,17 @@ def _passes_before_update(step: StepCalls) -> list[_Pass]:
     Empty if other code uses the gradients.
     """
     passes: list[_Pass] = []
-    running: _Pass = []
+    current_pass: _Pass = []
     for number, call in enumerate(step.calls):
         if call.name == UNRECORDED_UPDATE:
             return []
         if call.phase == _OPTIMIZER and passes:
             break
         if call.phase == _FORWARD:
-            running.append(number)
-        elif call.phase == _BACKWARD and running:
-            passes.append(running)
-            running = []
+            current_pass.append(number)
+        elif call.phase == _BACKWARD and current_pass:
+            passes.append(current_pass)
+            current_pass = []
     return passes
 
 

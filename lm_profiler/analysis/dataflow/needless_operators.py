@@ -13,7 +13,10 @@ from lm_profiler.analysis.dataflow.attention import (
 )
 from lm_profiler.analysis.dataflow.cancelled import cancelled_calls, line_of_cancelled
 from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
-from lm_profiler.analysis.dataflow.cells import calls_of_cells, calls_of_layers
+from lm_profiler.analysis.dataflow.cells import (
+    calls_of_cells,
+    calls_of_recurrent_layers,
+)
 from lm_profiler.analysis.dataflow.copies import (
     copying_calls,
     layers_on_copied_rows,
@@ -196,7 +199,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
     scores = find_scores(step)
     yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
-    yield "cells", {**calls_of_cells(step), **calls_of_layers(step)}, None
+    yield "cells", {**calls_of_cells(step), **calls_of_recurrent_layers(step)}, None
     micro_batches = calls_of_micro_batches(step)
     yield "accumulated", micro_batches, line_of_passes(step, micro_batches)
     looped = calls_in_loops(step)

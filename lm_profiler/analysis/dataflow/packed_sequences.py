@@ -21,9 +21,10 @@ def packed_lengths_of(step: StepCalls, number: int) -> PackedLengths | None:
 def calls_on_packed_sequences(
     step: StepCalls, slices: Mapping[int, float], lengths: PackedLengths
 ) -> dict[int, float]:
-    """Return those of ``slices`` that work on packed sequences with ``lengths``, because a recurrent layer takes them.
+    """Return those of ``slices`` that a recurrent layer takes from packed sequences with ``lengths``.
 
-    ``slices`` are the calls that compute the gradients of slices, or add these up, with the needless share of each.
+    ``slices`` are the calls that compute the gradients of slices, or add up these gradients, with the needless share of
+    each call.
     """
     return {
         number: share
@@ -35,7 +36,7 @@ def calls_on_packed_sequences(
 def without_packed_sequences(
     step: StepCalls, slices: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return those of ``slices`` that do not work on packed sequences, so that a loop of the program takes them."""
+    """Return those of ``slices`` that a loop of the program takes, not a recurrent layer from packed sequences."""
     return {
         number: share
         for number, share in slices.items()

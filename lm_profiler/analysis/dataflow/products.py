@@ -20,7 +20,7 @@ _FORWARD, _BACKWARD = "forward", "backward"
 
 # A factor is reported if at least this share of its elements is zero, ...
 _MOSTLY_ZEROS = 0.95
-# ... and at most this share of each row, or of each column, is not. The result of a ReLU has rows with more.
+# ... and at most this share of each row, or of each column, is not zero. The result of a ReLU has rows with more.
 _FULLEST_LINE = 0.02
 # functions that make negative values zero
 _RECTIFIERS = (
@@ -62,10 +62,10 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
         if call.product is None or call.phase != _FORWARD:
             continue
         for operand in (call.product.left, call.product.right):
-            are_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
-            are_everywhere = operand.fullest_line <= _FULLEST_LINE
+            has_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
+            has_fuller_line = operand.fullest_line > _FULLEST_LINE
             is_weight = operand.storage in step.trained
-            is_sparse = are_mostly_zeros and are_everywhere and not is_weight
+            is_sparse = has_mostly_zeros and not has_fuller_line and not is_weight
             if is_sparse and not _is_rectified(step, operand.storage, number):
                 for related in step.with_backward(number):
                     shares[related] = operand.zeros
@@ -110,8 +110,8 @@ def calls_at_ignored_positions(step: StepCalls) -> IgnoredPositions:
     """
     products = _products_at_ignored_positions(step)
     return IgnoredPositions(
-        _calls_of_products(step, products.everywhere),
-        _calls_of_products(step, products.in_last_layers),
+        everywhere=_calls_of_products(step, products.everywhere),
+        in_last_layers=_calls_of_products(step, products.in_last_layers),
     )
 
 
@@ -123,7 +123,7 @@ def _products_at_ignored_positions(step: StepCalls) -> IgnoredPositions:
     for product, zero_share in zero_shares.items():
         if zero_share < _MANY_ZERO_POSITIONS:
             needed_products[_line_and_sizes(step, product)].append(product)
-    ignored = IgnoredPositions({}, {})
+    ignored = IgnoredPositions(everywhere={}, in_last_layers={})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
@@ -196,8 +196,8 @@ def _zero_shares_of_products(step: StepCalls) -> dict[int, float]:
             positions = forward_call.product.left.rows
             if by_value.explain(zeros.gradient, positions, zero_share):
                 zero_share = 0.0
-        known_share = zero_shares.get(call.forward, 0.0)
-        zero_shares[call.forward] = max(zero_share, known_share)
+        share_so_far = zero_shares.get(call.forward, 0.0)
+        zero_shares[call.forward] = max(zero_share, share_so_far)
     return zero_shares
 
 
@@ -240,8 +240,9 @@ def _zero_positions(
 def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
     """Return calls that broadcast small tensors to a far larger one, and operators of about its size that use it.
 
-    If the small tensors have equally many dimensions, as by ``x[:, None]``, the program wants the large one. It counts
-    only if it is summed up or otherwise reduced, as in distances of all pairs, for which there are cheaper ways.
+    Small tensors with different numbers of dimensions may be broadcast by mistake. With equal numbers, as by
+    ``x[:, None]``, the program wants the large tensor. Its calls then count only if forward reduces it, as in the
+    distances of all pairs, for which there are cheaper ways.
 
     Returns:
         For each of these calls, and for the calls of its backward pass, the share that may be needless: 1.0.
@@ -355,21 +356,22 @@ def _dimensions(
 ) -> Sequence[int] | None:
     """Return a, b, c, d if the two products are (A·B)·C of A (a × b), B (b × c), C (c × d); None if they are not.
 
-    ``result`` is A·B as the ``second`` product reads it. If it is the right factor there, C·(A·B), or if it is read
-    transposed, the transpose of the whole product has the form (A·B)·C and the same cost.
+    ``result`` is A·B as the ``second`` product reads it: as its left or right factor, possibly transposed. The product
+    C·(A·B) counts as (A·B)·C, because its transpose has this form and the same cost.
     """
     if first.batch != second.batch:
         return None
     rows, inner, columns = first.left.rows, first.left.columns, first.right.columns
     result_is_left = result is second.left
+    # the second product sums over one dimension of ``result``, and keeps the other one
     if result_is_left:
-        kept, summed = result.rows, result.columns
+        kept_size, summed_size = result.rows, result.columns
         outer = second.right.columns
     else:
-        kept, summed = result.columns, result.rows
+        kept_size, summed_size = result.columns, result.rows
         outer = second.left.rows
-    if (kept, summed) == (rows, columns):
+    if (kept_size, summed_size) == (rows, columns):
         return rows, inner, columns, outer
-    if (kept, summed) == (columns, rows):
+    if (kept_size, summed_size) == (columns, rows):
         return columns, inner, rows, outer
     return None

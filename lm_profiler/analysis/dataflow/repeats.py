@@ -64,9 +64,9 @@ def _has_needless_backward(
 ) -> bool:
     """Return whether one backward pass could replace those of two calls that compute the same.
 
-    It could if their gradients are only added up. If other code uses or drops the gradients of the first call before
-    the later one has any, they must be equal, too: those of several tasks differ. They are equal if all forward calls
-    whose backward pass follows are ``repeated``.
+    One could if the gradients of both are only added up. If other code uses or drops the gradients of the first call
+    before the later backward pass, the two gradients must also be equal; those of several tasks differ. They are equal
+    if all calls of forward whose backward passes come until the next such use are ``repeated``.
     """
     end_of_first = step.backward_of[first_call][-1]
     begin_of_later = step.backward_of[later_call][0]

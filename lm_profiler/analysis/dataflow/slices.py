@@ -41,7 +41,7 @@ def gradients_of_slices(step: StepCalls) -> dict[int, float]:
             continue
         needless_share = 1.0 - 1.0 / len(gradients)
         elements = step.calls[gradients[0]].elements
-        for number in (*gradients, *_sums_of(step, gradients, elements)):
+        for number in (*gradients, *_calls_that_add(step, gradients, elements)):
             shares[number] = needless_share
     return shares
 
@@ -65,7 +65,7 @@ def _can_be_taken_at_once(
     return sliced_elements <= step.calls[gradients[0]].elements
 
 
-def _sums_of(step: StepCalls, numbers: list[int], elements: int) -> set[int]:
+def _calls_that_add(step: StepCalls, numbers: list[int], elements: int) -> set[int]:
     """Return the calls of backward that add the results of the calls ``numbers``, each of so many ``elements``."""
     sums: set[int] = set()
     for number in numbers:

@@ -23,17 +23,17 @@ def calls_for_unused_rows(step: StepCalls) -> dict[int, float]:
     """
     unused_shares: defaultdict[int, float] = defaultdict(float)
     for number, call in enumerate(step.calls):
-        unused_rows = call.zero_rows  # a share; the gradient of an unused row is zero
+        unused_share = call.zero_rows  # the gradient of an unused row is zero
         share_of_parameters = call.elements / max(step.trained_elements, call.elements)
         is_large = share_of_parameters >= _LARGE_TABLE
-        if unused_rows < _MANY_UNUSED_ROWS or not is_large:
+        if unused_share < _MANY_UNUSED_ROWS or not is_large:
             continue
-        unused_shares[number] = unused_rows
+        unused_shares[number] = unused_share
         for update in _optimizer_calls_on(step, number):
             updates_all_parameters = step.calls[update].name.startswith(_JOINT_NAMES)
             table_share = share_of_parameters if updates_all_parameters else 1.0
             # added, because one call may update several such tables
-            unused_shares[update] += unused_rows * table_share
+            unused_shares[update] += unused_share * table_share
     return dict(unused_shares)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lm_profiler.record.operator_calls import LinearMap, StepCalls
 
@@ -53,7 +53,7 @@ def _added_layers(step: StepCalls, siblings: Sequence[int]) -> Iterator[list[int
     """Yield those of the ``siblings`` whose results end in the same sum."""
     layers_by_sum: defaultdict[int, list[int]] = defaultdict(list)
     for number in siblings:
-        sums = _sums_of(step, number)
+        sums = _chain_of_sums(step, number)
         if sums:
             layers_by_sum[sums[-1]].append(number)
     for layers in layers_by_sum.values():
@@ -61,7 +61,7 @@ def _added_layers(step: StepCalls, siblings: Sequence[int]) -> Iterator[list[int
             yield layers
 
 
-def _sums_of(step: StepCalls, number: int) -> list[int]:
+def _chain_of_sums(step: StepCalls, number: int) -> list[int]:
     """Return the chain of sums that begins with the result of call ``number``: each adds the previous result to others.
 
     The chain ends at a result that several calls read, that no sum reads, or that is added transposed. The sum or mean
@@ -125,17 +125,16 @@ def _saved_share(step: StepCalls, layers: Sequence[int]) -> float:
     return 1.0 - merged_s / sum(seconds)
 
 
-def _merged_size(maps: Iterable[LinearMap]) -> int:
+def _merged_size(maps: Sequence[LinearMap]) -> int:
     """Return the elements of the smallest kernel that contains the kernels of ``maps``, each at its place.
 
     A kernel begins at as many elements before a position as its padding has.
     """
-    places_by_dimension = zip(
-        *(zip(layer.kernel, layer.padding, strict=True) for layer in maps), strict=True
-    )
     size = 1
-    for places in places_by_dimension:
-        before = max(padding for _, padding in places)
-        after = max(length - padding for length, padding in places)
+    for dimension in range(len(maps[0].kernel)):
+        before = max(layer.padding[dimension] for layer in maps)
+        after = max(
+            layer.kernel[dimension] - layer.padding[dimension] for layer in maps
+        )
         size *= before + after
     return size

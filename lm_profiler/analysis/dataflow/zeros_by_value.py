@@ -48,7 +48,7 @@ _CHOOSING_BY_TENSOR = (
     "aten::nll_loss2d_forward",
     "aten::nll_loss_forward",
 )
-_LARGE_PART = 0.5  # of the zeros that are to be explained
+_LARGE_PART = 0.5  # a source must explain at least this share of the zeros
 
 
 class ZerosByValue:
@@ -77,6 +77,7 @@ class ZerosByValue:
         return False
 
     def _is_source(self, number: int) -> bool:
+        """Return whether call ``number`` is one of backward that makes gradients zero because of values."""
         call = self._step.calls[number]
         if call.phase != _BACKWARD or call.forward is None:
             return False
@@ -94,7 +95,7 @@ class ZerosByValue:
         call = self._step.calls[forward]
         if call.name.startswith(_CHOOSING):
             return True
-        # of what it reads, the values are made from weights in any case
+        # One such storage has the values from which the call chooses; a second one is the tensor by which it chooses.
         made_from_weights = self._made_from_weights.intersection(call.reads)
         return call.name in _CHOOSING_BY_TENSOR and len(made_from_weights) > 1
 

@@ -164,10 +164,10 @@ def _fusable_s(costs: StepCosts, waterfall: Waterfall) -> float:
     for term in waterfall.terms:
         if term.name not in ("gaps", *_FUSABLE_TERMS):
             continue
-        if term.phases:
-            fusable_s += sum(term.phases.get(phase, 0.0) for phase in MODEL_PHASES)
-        else:
+        if not term.phases:  # unknown
             fusable_s += term.seconds
+            continue
+        fusable_s += sum(term.phases.get(phase, 0.0) for phase in MODEL_PHASES)
     for phase, uncompiled_share in costs.record.uncompiled_shares.items():
         fusable_s -= uncompiled_share * costs.mean_s(phase)
     if not costs.on_device:

@@ -18,7 +18,7 @@ from lm_profiler.record.run_record import (
     NeedlessWork,
 )
 
-# the kinds of needless work with which the trace reports the same problem
+# by the reason of the data flow, the kinds of needless work with which the trace reports the same problem
 _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
     "repeated": ("repeated_forward", "repeated_backward"),
     "unused": ("unused_gradients",),
@@ -27,8 +27,8 @@ _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
 _SURELY_MORE = 1.2  # a factor by which a traced time must exceed a limit
 # The trace, which names the module, is preferred if it shows at least this share of what the data flow shows.
 _ENOUGH_IN_TRACE = 0.6
-# If at least this share of forward and of backward is repeated, then whole passes are. If it is less than half, the
-# step also computes something else.
+# If at least this share of forward and of backward is repeated, then whole passes are repeated. The share would be half
+# or more if the step did not also compute something else.
 _SHARE_OF_PASSES = 0.35
 # The line of the data flow is that of a traced pass if it shows at least this share of it. Of two passes with dropout
 # it shows only what comes before.
@@ -188,7 +188,7 @@ def _slow_computing_s(costs: StepCosts) -> float:
 
 
 def _line_of_operators(operators: NeedlessOperators) -> dict[str, Any]:
-    """Return the fields of a finding that name the line of ``operators``; empty if the reason is the whole model."""
+    """Return the fields of a finding that name the line of ``operators``; empty for a reason about the whole model."""
     if operators.reason in MODEL_REASONS:
         return {}
     return {
@@ -207,7 +207,7 @@ def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:
 def _is_shown_by_trace(costs: StepCosts, operators: NeedlessOperators) -> bool:
     """Return whether the trace shows about as much of the problem of ``operators``, with the name of a module.
 
-    If whole passes are repeated, the module is the model: then the line of the data flow shows more.
+    If whole passes are repeated, the trace can only name the whole model, and the line of the data flow shows more.
     """
     if _repeats_passes(operators):
         return False

@@ -114,7 +114,8 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     for action in costs.actions(belongs_to_program):
         # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
         owner = action.owner or action.name
-        seconds_by_owner[owner] += _timed_s(costs, action) * scales.of(costs, action)
+        scale = scales.scale_of(costs, action)
+        seconds_by_owner[owner] += _timed_s(costs, action) * scale
         # actions are sorted, the longest first
         longest_action.setdefault(owner, action.name)
 
@@ -263,7 +264,7 @@ class _ActionScales(NamedTuple):
     usual: float  # of actions that most timed steps had
     rare: float
 
-    def of(self, costs: StepCosts, action: OwnedTime) -> float:
+    def scale_of(self, costs: StepCosts, action: OwnedTime) -> float:
         return self.rare if _is_rare(costs, action) else self.usual
 
 
@@ -329,10 +330,11 @@ def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:
 
 
 def _timed_s(costs: StepCosts, action: OwnedTime) -> float:
-    """Return the seconds of ``action`` in a mean step: on a busy machine those of its fastest step, if known.
+    """Return the seconds of ``action`` in a mean step.
 
-    How often the loop validates is known from the whole run, and not only from the few timed steps. The measured steps
-    show that an action is in few of them, if it would make them longer.
+    On a busy machine they are those of its fastest step, if known. How often the loop validates is known from the whole
+    run, and not only from the few timed steps. A rare action makes its steps longer: if hardly any measured step is
+    that much longer, the action comes in at most ``RARE_SHARE`` of the steps.
     """
     seconds = action.seconds
     if costs.contended and action.least_s is not None:

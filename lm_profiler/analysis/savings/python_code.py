@@ -10,7 +10,7 @@ from lm_profiler.analysis.savings.step_costs import MANY_CALLS, SMALL_CALL_S, St
 from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.run_record import LIGHTNING, Finding, FindingName, PythonTime
 
-# of the Python time recorded in a phase: all gaps of the phase are attributed to a function with this share
+# Gaps of a phase are attributed to a function only if it has this share of the Python time recorded in the phase.
 _MAIN_SHARE = 0.75
 # Recording makes Python slower: a function must take longer than the usual time of its phase by this factor.
 _LONGER_THAN_USUAL = 1.5

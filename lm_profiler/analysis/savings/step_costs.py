@@ -65,8 +65,8 @@ _TOLERANCES: Mapping[str, float] = {
         _TOLERANCE_OF_NEEDLESS,
     ),
 }
-# The same with the uncertainty of the mean is not larger than this, unless the cause alone needs more: an upper limit
-# that is wider has no meaning.
+# With the uncertainty of the mean, a tolerance is at most this, unless the cause alone needs more: a larger upper limit
+# would have no meaning.
 _LARGEST_TOLERANCE = 0.35
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 # what a line of Python does, if it does not call a package that the program may do without
@@ -372,10 +372,10 @@ class StepCosts:
         return activity, share
 
     def is_mostly_in_other_code(self, function: dict[str, Any]) -> bool:
-        """Return whether a C function, such as a decoder, takes half of the time of a function that loads data.
+        """Return whether at least half of the time of a function that loads data is that of a C function.
 
-        The same goes for waiting for other processes and for printing. ``function`` are the fields of a finding that
-        name it.
+        An example is a decoder. Waiting for other processes, and printing, count as C functions. ``function`` are the
+        fields of a finding that name the function that loads data.
         """
         activity, share = self._main_data_activity(function)
         return _is_other_code(activity) and share >= 0.5
@@ -397,10 +397,9 @@ class StepCosts:
         return activity, share
 
     def main_data_call(self) -> dict[str, Any]:
-        """Return the fields of a finding that name the function under which most of the time of a batch lies.
+        """Return the fields of a finding that name the innermost function that takes at least half of a batch's time.
 
-        It is the innermost such function: the one with the least time of those with at least half of it. Empty if
-        no function is known.
+        A function's time includes that of the functions that it calls. Empty if no function is known.
         """
         calls = self.record.data_calls
         longest_s = max((call.seconds for call in calls), default=0.0)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
-from lm_profiler.analysis.dataflow.loops import calls_in_loops, seconds_of_calling
+from lm_profiler.analysis.dataflow.loops import calls_in_loops, overhead_of_calling_s
 from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
 from lm_profiler.analysis.dataflow.uncompiled import uncompiled_shares
 from lm_profiler.measure.counts import step_operators
@@ -1364,7 +1364,7 @@ def test_the_gradients_of_a_weight_in_a_loop_are_added_up_needlessly() -> None:
 )
 def test_the_overhead_of_a_call_is_known_without_small_calls(sizes: list[int], calling_s: float) -> None:
     calls = [made_call(seconds=seconds, size=size) for seconds, size in zip([1.0, 2.0, 3.0, 9.0], sizes, strict=True)]
-    assert seconds_of_calling(StepCalls(calls=calls)) == calling_s
+    assert overhead_of_calling_s(StepCalls(calls=calls)) == calling_s
 
 
 def test_long_chains_of_joins_are_searched_once() -> None:
