@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lm_profiler.analysis.dataflow.repeats import constant_calls, constant_storages
 from lm_profiler.record.operator_calls import StepCalls
 
@@ -82,7 +84,7 @@ def _computed_share(length: int, queries: int, keys: int) -> float:
     computed = 0
     for first_query in range(0, length, queries):
         next_query = min(first_query + queries, length)
-        blocks_of_keys = -(-next_query // keys)
+        blocks_of_keys = math.ceil(next_query / keys)
         computed += (next_query - first_query) * min(blocks_of_keys * keys, length)
     return computed / length**2
 

@@ -371,9 +371,8 @@ def largest_that_fits(
     # the bytes that each size needs; size 0 needs at least 0 bytes
     bytes_by_size = {0: 0, begin: needed_bytes}
     # The largest size that fits is between ``low``, which fits, and ``high``, which does not. These are the widths of
-    # this interval in the two turns before the current one; infinite while one of its ends is unknown.
-    width_two_turns_ago = inf
-    last_width = inf
+    # this interval by turn, with two turns before the first; infinite while one end of the interval is unknown.
+    widths = [inf, inf]
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
         low = _fitting_sizes(bytes_by_size, free_bytes)[-1]
@@ -383,6 +382,8 @@ def largest_that_fits(
             return low
         has_both_ends = low > 0 and bool(too_large)
         width = high - low if has_both_ends else inf
+        width_two_turns_ago = widths[-2]
+        widths.append(width)
         had_both_ends = width_two_turns_ago < inf
         has_halved_in_two_turns = 2 * width <= width_two_turns_ago
         if had_both_ends and not has_halved_in_two_turns:
@@ -394,8 +395,6 @@ def largest_that_fits(
             size = _next_size(bytes_by_size, free_bytes, low, high, turn)
         size = min(max(size, low + 1), high - 1)
         bytes_by_size[size] = yield size
-        width_two_turns_ago = last_width
-        last_width = width
     return _fitting_sizes(bytes_by_size, free_bytes)[-1]
 
 

@@ -474,13 +474,8 @@ def _calls_waited_for(
     part = parts[all_calls, first_member]
     is_waited_for = np.ones(count, dtype=bool)
     if overlap:
-        # Only the last call of each backward pass is waited for: a call is not if the next one is of the same pass,
-        # which has the same mark.
-        backward_calls = np.flatnonzero(part == BACKWARD)
-        call, next_call = backward_calls[:-1], backward_calls[1:]
-        is_same_rank = first_member[call] == first_member[next_call]
-        is_same_backward = is_same_rank & (mark[call] == mark[next_call])
-        is_waited_for[call[is_same_backward]] = False
+        # only the last call of each backward pass is waited for
+        is_waited_for = ~_has_later_call_in_backward(first_member, mark, part)
 
     calls_by_name_and_part = defaultdict[tuple[str, int], list[int]](list)
     for index in np.flatnonzero(is_waited_for).tolist():
@@ -492,6 +487,22 @@ def _calls_waited_for(
             is_broadcast = ":broadcast" in name
             is_waited_for[similar_calls] = is_broadcast
     return is_waited_for
+
+
+def _has_later_call_in_backward(
+    first_member: NDArray[np.intp], mark: NDArray[np.int64], part: NDArray[np.uint8]
+) -> Flags:
+    """Return [C] whether the next call in backward is in the same backward pass: both then come after the same mark.
+
+    ``mark`` and ``part`` are [C] those of the rank ``first_member``.
+    """
+    backward_calls = np.flatnonzero(part == BACKWARD)
+    call, next_call = backward_calls[:-1], backward_calls[1:]
+    is_same_rank = first_member[call] == first_member[next_call]
+    is_same_backward = is_same_rank & (mark[call] == mark[next_call])
+    has_later_call = np.zeros(len(part), dtype=bool)
+    has_later_call[call[is_same_backward]] = True
+    return has_later_call
 
 
 def _next_events(

@@ -207,8 +207,8 @@ def _loader_waits(costs: StepCosts) -> bool:
 def find_padding(costs: StepCosts) -> Iterator[Finding]:
     """Find batches padded beyond their longest sequence, and batches of sequences with very different lengths.
 
-    The second is known only if the lengths of the sequences are: labels that the loss ignores need not be padding,
-    except at the end of all sequences of a batch.
+    Different lengths are found only if the lengths of the sequences are known: labels that the loss ignores need not be
+    padding, except at the end of all sequences of a batch.
     """
     rate = costs.record.throughput
     if rate is None or rate.unused_share is None:

@@ -196,7 +196,7 @@ class StepCosts:
         return 1.0 / (1.0 - lost_share)
 
     def slowdown_in(self, phase: str) -> float:
-        """The same factor for CPU times in ``phase``: the time that its thread was awake over the thread's CPU time."""
+        """Return the same factor for CPU times in ``phase``: how long its thread was awake, over its CPU time."""
         use = self.record.thread_use.get(phase)
         if use is None or use.ran_s <= 0.0:
             return self.slowdown

@@ -20,9 +20,13 @@ from lm_profiler.analysis.trace.large_trace import (
     chosen_part,
     events_in_part,
     limited_events,
+)
+from lm_profiler.analysis.trace.packed_trace import (
+    PackedTrace,
+    Range,
+    innermost,
     outermost,
 )
-from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.range_names import STEP_PREFIX
 from lm_profiler.analysis.trace.trace_file import (

@@ -20,6 +20,7 @@ from lm_profiler.analysis.trace.packed_trace import (
     is_on_device,
     is_relevant,
     nanoseconds,
+    outermost,
     span_of,
     start_of,
 )
@@ -164,17 +165,6 @@ def chosen_part(
     return TracePart(
         begin, end, steps=steps_shown, all_steps=len(steps), has_whole_steps=False
     )
-
-
-def outermost(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges that do not begin within another one, ordered by start."""
-    chosen: list[Range] = []
-    # a range comes before those within it, even if they have the same start
-    outer_first = sorted(ranges, key=lambda span: (span.start, -span.end))
-    for annotation in outer_first:
-        if not chosen or annotation.start >= chosen[-1].end:
-            chosen.append(annotation)
-    return chosen
 
 
 def _add_to_survey(

@@ -22,6 +22,7 @@ from lm_profiler.analysis.trace.packed_trace import (
     FORWARD_LINK,
     PackedTrace,
     Range,
+    outermost,
 )
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork, phases_at
 from lm_profiler.record.findings import NeedlessKind, NeedlessWork
@@ -161,7 +162,7 @@ def _shape_text(shape: _Shape) -> str:
 
 def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
     """Return all stretches in which work is repeated, ordered by start; they do not overlap."""
-    passes = _outermost(packed.repeated_passes)
+    passes = outermost(packed.repeated_passes)
     passes = _passes_outside_backward(packed, passes)
     stretches = []
     for pass_ in passes:
@@ -174,17 +175,6 @@ def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
         if run.start not in starts:
             stretches.append(_Stretch(run.start, run.end, phase=_BACKWARD, module=None))
     return sorted(stretches, key=attrgetter("start"))
-
-
-def _outermost(ranges: Sequence[Range]) -> list[Range]:
-    """Return the ``ranges`` that are not within another one, ordered by start."""
-    outer_ranges: list[Range] = []
-    reached = 0  # the end of the last outer range
-    for candidate in sorted(ranges, key=lambda range_: (range_.start, -range_.end)):
-        if candidate.start >= reached:
-            outer_ranges.append(candidate)
-            reached = candidate.end
-    return outer_ranges
 
 
 def _passes_outside_backward(

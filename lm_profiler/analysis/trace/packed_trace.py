@@ -388,6 +388,15 @@ def innermost(ranges: Iterable[Range]) -> list[Range]:
     return pieces
 
 
+def outermost(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges that do not begin within another one, ordered by start."""
+    outer_ranges: list[Range] = []
+    for candidate in sorted(ranges, key=_outer_first_key):
+        if not outer_ranges or candidate.start >= outer_ranges[-1].end:
+            outer_ranges.append(candidate)
+    return outer_ranges
+
+
 def _outer_first_key(name_range: Range) -> tuple[int, int]:
     """Return a sort key: by start, and of equal starts the longest range, which holds the others, first."""
     return name_range.start, -name_range.end

@@ -130,7 +130,7 @@ def _events_of_text(
             break
         # the beginning of an event that has not been read completely
         rest = rest[position:]
-        text = rest + _next_characters(file, held=rest)
+        text = rest + _next_characters(file, unfinished_event=rest)
 
     # The rest of the file must be complete too; otherwise the profiler did not finish writing.
     beginning = "[" if is_list_alone else '{"traceEvents": ['
@@ -190,15 +190,15 @@ def _complete_events(text: str) -> tuple[list[Event], int, bool]:
         events.append(event)
 
 
-def _next_characters(file: TextIO, held: str) -> str:
-    """Read at least as many characters as are ``held``: as lengths double, a long event is decoded only a few times.
+def _next_characters(file: TextIO, unfinished_event: str) -> str:
+    """Read at least as many characters as ``unfinished_event`` has: so a long event is decoded only a few times.
 
     Raises:
         ValueError: the file ends, or has an event that is too long.
     """
-    if len(held) > _MOST_CHARACTERS:
+    if len(unfinished_event) > _MOST_CHARACTERS:
         raise ValueError("it has an event that does not end")
-    characters = file.read(max(_CHUNK_CHARACTERS, len(held)))
+    characters = file.read(max(_CHUNK_CHARACTERS, len(unfinished_event)))
     if not characters:
         raise ValueError("it ends, or is damaged, before the end of its events")
     return characters

@@ -183,6 +183,7 @@ def _all_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             f"the measured steps: terms are scaled down to the measured steps{ceilings}"
         )
     elif step.phase_s:
+        # the work fits into the step as a whole, so it is also fitted into each phase
         traced = _fitted_to_phases(traced, step)
 
     terms = _product_terms(step, traced, notes)
