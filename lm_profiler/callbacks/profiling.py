@@ -199,7 +199,7 @@ class TrainingProfiler(Callback):
             vars(self).pop(hook, None)
         loop = TrainerLoop(trainer, self, options.verb, trainer.max_steps)
         run = Attachment(loop, options, self._restore_trainer)
-        if options.launch.kept:
+        if options.launch.is_supervised:
             # Lightning's own handler broadcasts while the ranks are inside other collectives.
             guard = Guard(
                 "keeping Lightning's broadcast out of signal handlers", run.report

@@ -228,7 +228,7 @@ class RunFinisher:
         """Write how this rank ended, at once, because the launcher of the ranks may end this one too."""
         with suppress(OSError):
             rank_end.write(self.files.folder_or_new() / end_file(self.exchange.rank))
-        if self.options.launch.kept:
+        if self.options.launch.is_supervised:
             _call_off_observer()
 
     def _record_death(

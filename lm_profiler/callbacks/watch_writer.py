@@ -35,9 +35,9 @@ from lm_profiler.measure.collective_calls import flight_recorder, oldest_pending
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import (
     GarbageCollection,
-    Raw,
     ReadGpu,
     Reading,
+    TimedReading,
     step_counters,
 )
 from lm_profiler.measure.device.ceilings import usable_bytes
@@ -138,7 +138,7 @@ class WatchWriter:
     # readings of counters of steps that are not timed yet
     _early_readings: list[Reading] = field(default_factory=list)
     # the last reading of a timed step; empty before the first
-    _last_raw: list[Raw] = field(default_factory=list)
+    _last_raw: list[TimedReading] = field(default_factory=list)
     _ranks: RankReports = field(default_factory=RankReports)
     _compared_ns: int = 0  # when the ranks' reports were last read
     # steps that a resumed run does again, because they came after the checkpoint; None if unknown
@@ -316,7 +316,7 @@ class WatchWriter:
             if first_step <= reading.step < end_step:
                 index = reading.step - first_step
                 raw.append(
-                    Raw(
+                    TimedReading(
                         reading.step,
                         began_ns=int(timed.begin_ns[index]),
                         ended_ns=int(timed.end_ns[index]),

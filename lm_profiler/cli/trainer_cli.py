@@ -122,7 +122,7 @@ class ProfilerCLI(OptionsCLI):
             },
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
-            kept=True,
+            is_supervised=True,
         )
 
     def begin(self) -> None:

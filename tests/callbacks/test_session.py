@@ -146,7 +146,7 @@ def test_short_steps_share_a_reading(tmp_path: Path) -> None:
     run = Loop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17))
     for ms in (1, 1, 1, *[2] * 8, 30, *[1] * 8):
         run.step(ms)
-    steps_read = [step for step, *_ in run.session.instruments.counters.reader.raw]
+    steps_read = [step for step, *_ in run.session.instruments.counters.reader.timed_readings]
     assert steps_read == [0, 4, 7, 10, 12, 17, 20]
     resident_peaks = [resident for _, _, resident in (row.memory for row in run.session.measured().rows)]
     assert all(resident_peaks)  # of the last reading, where a step has none of its own

@@ -73,8 +73,13 @@ class MemoryReader(Instrument):
             self._set_up = split_by_cause(
                 self.probe.held(), holdings(module, optimizers, self.device)
             )
-        if stage != "memory":
-            return
+        if stage == "memory":
+            self._observe_marks(module, optimizers)
+
+    def _observe_marks(
+        self, module: nn.Module, optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Read at each mark, until the stage ends, what is held, moved and at its peak."""
         causes = HoldingsReader(
             module,
             optimizers,

@@ -123,7 +123,6 @@ def numerics_facts(
     step = partial(_call_step, STEP_METHODS[verb])
     with _without_trainer(module):
         facts = audit(module, step, batch, device, plugin.forward_context(), scale)
-
     losses: list[float | None] = []
     norms: list[float | None] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -321,7 +321,7 @@ class Launch:
     config_yaml: str | None = None
     folder: Path | None = None  # folder that was claimed for the run already
     # whether the command line turns signals into exceptions, and ends the ranks that this process started
-    kept: bool = False
+    is_supervised: bool = False
     # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
     added: bool = False
     # memory that the run would need, as it was rehearsed

@@ -59,6 +59,8 @@ _PYTHON = "python"  # runs its own code
 _OPERATORS = "torch"  # runs operators that it calls itself
 _BUILTIN = "builtin"  # runs a C function of ``builtins``, such as ``sorted``; counts as Python, but is not slowed down
 _INNER_OPERATORS = "torch in a library"  # runs operators that torch's Python code calls
+# activities that are shown as others
+_SHOWN_AS = {_BUILTIN: _PYTHON, _INNER_OPERATORS: _OPERATORS}
 # the code that makes the text of a tensor, by calling operators that no model needs
 _PRINTING_FILE = "/torch/_tensor_str.py"
 
@@ -536,15 +538,12 @@ class PythonTimes:
             if is_outside or is_of_model or activity == OURS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
-            own_s = self._own_s(followed, activity, correction)
-            if activity == _BUILTIN:
-                seconds[phase, line, _PYTHON] += own_s
-            elif activity == _INNER_OPERATORS:
-                seconds[phase, line, _OPERATORS] += own_s
-                calls[phase, line, _OPERATORS] += followed.calls
-            else:
-                seconds[phase, line, activity] += own_s
-                calls[phase, line, activity] += followed.calls
+            shown_activity = _SHOWN_AS.get(activity, activity)
+            seconds[phase, line, shown_activity] += self._own_s(
+                followed, activity, correction
+            )
+            if activity != _BUILTIN:
+                calls[phase, line, shown_activity] += followed.calls
 
         rows = []
         for (phase, line, activity), own_s in seconds.items():

@@ -51,11 +51,11 @@ class StepWatch(Instrument):
     def _counter_facts(self) -> dict[str, Any]:
         """Return the counters of the measured steps; empty if no step was read."""
         reader = self.reader
-        if not reader.raw:
+        if not reader.timed_readings:
             return {}
         gpu_readings = None if self.sampler is None else self.sampler.readings_between
         counters = step_counters(
-            reader.raw,
+            reader.timed_readings,
             reader.collections,
             reader.compilations,
             self.rank,

@@ -53,7 +53,7 @@ class Reading(NamedTuple):
     allocator: Sequence[int]  # the allocator's retries and segments
 
 
-class Raw(NamedTuple):
+class TimedReading(NamedTuple):
     """A ``Reading``, and the times at which its step began and ended."""
 
     step: int
@@ -211,13 +211,15 @@ class StepReader:
         self.read(0)
 
     @property
-    def raw(self) -> list[Raw]:
+    def timed_readings(self) -> list[TimedReading]:
         """The readings of all steps whose times are noted, after that of step 0."""
-        rows: list[Raw] = []
+        rows: list[TimedReading] = []
         for step, usage, thread, allocator in self._readings:
             if step in self._instants:
                 began_ns, ended_ns = self._instants[step]
-                rows.append(Raw(step, began_ns, ended_ns, usage, thread, allocator))
+                rows.append(
+                    TimedReading(step, began_ns, ended_ns, usage, thread, allocator)
+                )
         return rows
 
     def note_instants(self, step: int, began_ns: int, ended_ns: int) -> None:
@@ -292,7 +294,7 @@ ReadGpu = Callable[[float, float], tuple[float | None, list[str] | None]]
 
 
 def step_counters(
-    raw: Sequence[Raw],
+    readings: Sequence[TimedReading],
     collections: Sequence[GarbageCollection] = (),
     compilations: Sequence[TimedCompilation] | None = (),
     rank: int = 0,
@@ -302,7 +304,7 @@ def step_counters(
     """Return the counters of each step.
 
     Args:
-        raw: one row per step, after a row for the beginning of the first step.
+        readings: one per step, after one for the beginning of the first step.
         collections: garbage collections of the same time, on the clock of the readings.
         compilations: compilations of the same time, on the same clock; None if they are unknown.
         rank: the rank of this process.
@@ -322,7 +324,7 @@ def step_counters(
     saving = _checkpoint_spans(checkpoint_instants_ns)
 
     counters: list[StepCounters] = []
-    for previous, current in pairwise(raw):
+    for previous, current in pairwise(readings):
         began_s = current.began_ns * 1e-9
         ended_s = current.ended_ns * 1e-9
         collecting = _overlap(garbage, began_s, ended_s)
@@ -372,7 +374,9 @@ def _checkpoint_spans(instants_ns: Sequence[int]) -> list[_TimeSpan]:
     ]
 
 
-def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
+def _counted_between(
+    previous: TimedReading, current: TimedReading
+) -> dict[str, float | None]:
     """Return what the system counted between the ends of two steps, by the fields of ``StepCounters``."""
     wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
     # by the names of getrusage(2), which counts since the process began

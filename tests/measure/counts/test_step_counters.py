@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, step_counters
+from lm_profiler.measure.counts.step_reader import GarbageCollection, TimedReading, step_counters
 from lm_profiler.record.run_record import StepCounters
 
 MS = 1_000_000
@@ -16,10 +16,10 @@ MS = 1_000_000
 
 def reading(
     step: int, began_ms: float, ended_ms: float, thread: bytes = b"", allocator: Sequence[int] = (), **usage: float
-) -> Raw:
+) -> TimedReading:
     """A reading after a step; ``usage`` is what the process has used since it began, under the names of getrusage."""
     unused = dict.fromkeys(("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw"), 0)
-    return Raw(step, began_ms * MS, ended_ms * MS, SimpleNamespace(**{**unused, **usage}), thread, allocator)
+    return TimedReading(step, began_ms * MS, ended_ms * MS, SimpleNamespace(**{**unused, **usage}), thread, allocator)
 
 
 def test_each_step_has_what_happened_since_the_one_before() -> None:

@@ -51,13 +51,13 @@ def spin(seconds: float) -> None:
 
 def test_running_waiting_and_sleeping_add_up() -> None:
     reader = reader_after(*[lambda: spin(0.05), lambda: time.sleep(0.05)] * 3)
-    steps = step_counters(reader.raw)
+    steps = step_counters(reader.timed_readings)
     assert all((spun.cpu_s or 0.0) >= 0.0499 for spun in steps[::2])
     asleep_s = [0.0 if step.asleep_s is None else step.asleep_s for step in steps]
     # Where another program has the CPU amid a reading, a step has some of its neighbour's: not in all three.
     assert min(asleep_s[::2]) < 0.02
     assert max(asleep_s[1::2]) > 0.0499
-    for counters, (before, raw) in zip(steps, itertools.pairwise(reader.raw), strict=True):
+    for counters, (before, raw) in zip(steps, itertools.pairwise(reader.timed_readings), strict=True):
         ran_s = (int(raw[4].split()[0]) - int(before[4].split()[0])) * 1e-9
         known_s, wall_s = ran_s + counters.cpu_wait_s + counters.asleep_s, (raw[2] - before[2]) * 1e-9
         # The thread's times are read just after the instant: what it ran or waited since can be more than all of it.
@@ -69,7 +69,7 @@ def test_pages_of_new_memory_are_counted() -> None:
         with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
             fresh[::4096] = bytes(32 * 2**8)
 
-    (counters,) = step_counters(reader_after(touch).raw)
+    (counters,) = step_counters(reader_after(touch).timed_readings)
     assert counters.minor_faults >= 16  # of huge pages
     before = list(Path("/proc/self/fd").iterdir())
     reader = reader_after(int)
@@ -91,7 +91,7 @@ def test_compilations_are_on_the_clock_of_the_steps() -> None:
     doubled(torch.ones(2))
     calls = [lambda length=length: doubled(torch.ones(length)) for length in (2, 3, 3)]
     reader = reader_after(*calls)
-    none, one, again = step_counters(reader.raw, compilations=reader.compilations)
+    none, one, again = step_counters(reader.timed_readings, compilations=reader.compilations)
     assert (none.compile_s, none.compiled, again.compile_s) == (0.0, None, 0.0)
     assert 0.1 < one.compile_s < one.wall_s
     assert one.compiled.partition(":")[0] == f"doubled ({Path(__file__).name}"
