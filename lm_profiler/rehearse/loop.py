@@ -206,10 +206,16 @@ class Rehearsal(Callback):
         raise NotImplementedError
 
     def _prepare_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the rehearsal when the strategy has set the model up: marks, fake buckets, and the bytes held now."""
+        """Prepare the rehearsal when the strategy has set the model up."""
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
         self.trainer = trainer
+        self._install_marks(trainer)
+        self._replace_what_needs_values(trainer, pl_module)
+        self._count_set_up(trainer, pl_module)
+
+    def _install_marks(self, trainer: Trainer) -> None:
+        """Mark the phases of the loop on a timeline, and resume ``_steps`` at the end of each step."""
         self.timeline = Timeline()
         self._steps_to_run = self._steps()
         self._phases = PhaseProfiler(
@@ -223,7 +229,10 @@ class Rehearsal(Callback):
         self._phases.install()
         self._phases.mark_optimizers()
 
-        # what a real run would do, but cannot with fake tensors
+    def _replace_what_needs_values(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Replace what a real run does with the values of tensors: limits, logging, checks of metrics, defaults."""
         remove_limits(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
         for part in pl_module.modules():
@@ -234,7 +243,8 @@ class Rehearsal(Callback):
             refuse_host_optimizers(trainer.optimizers)
             _use_foreach(trainer.optimizers)
 
-        # the bytes that exist before the first step
+    def _count_set_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the bytes that exist before the first step, by their causes; make DDP's buckets if it has any."""
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         self.buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:
@@ -360,13 +370,7 @@ class RehearsedSizes(Rehearsal):
                 "the temporary memory of the CPU's convolution kernels is unknown"
             )
 
-        work = None
-        try:
-            work = replace(observers.work(), traffic=None)
-        except BrokenFormulaError:
-            raise
-        except UncountableError:
-            pass  # then the least times of its phases are unknown
+        work = _countable_work(observers)
         uncounted = [] if work is None else work.flops.uncounted
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
         _, reserved_bytes, *_ = live.peaks()
@@ -399,6 +403,20 @@ class RehearsedSizes(Rehearsal):
                 "allreduce", gradient_bytes, self._strategy.ranks
             )
         return {phase: count for phase, count in bytes_by_phase.items() if count}
+
+
+def _countable_work(observers: StepObservers) -> StepWork | None:
+    """Return the work of the observed step; None if it is uncountable: then the least times of phases are unknown.
+
+    Raises:
+        BrokenFormulaError: a formula that the program registered fails.
+    """
+    try:
+        return replace(observers.work(), traffic=None)
+    except BrokenFormulaError:
+        raise
+    except UncountableError:
+        return None
 
 
 # a peak that may be too low by more than this factor is not reported

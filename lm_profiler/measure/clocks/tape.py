@@ -367,15 +367,7 @@ class ChunkReader:
         end_ns = np.zeros(count, np.int64)
         host_s = np.zeros((count, len(TIMED)))
         device_s = np.zeros((count, len(TIMED)))
-        # by the id of a layout, which cannot be hashed: the layout, and the indices of its steps
-        layouts: dict[int, _Layout] = {}
-        indices_by_layout: dict[int, list[int]] = {}
-        for index, (layout, _) in enumerate(steps):
-            layouts[id(layout)] = layout
-            indices_by_layout.setdefault(id(layout), []).append(index)
-
-        for layout_id, indices in indices_by_layout.items():
-            layout = layouts[layout_id]
+        for layout, indices in _indices_by_layout(steps):
             instants_of_steps = [steps[index][1] for index in indices]
             if self.stream is not None:
                 for index in indices:
@@ -407,6 +399,18 @@ class ChunkReader:
         if seconds is None:
             return [np.nan] * len(TIMED)
         return seconds
+
+
+def _indices_by_layout(
+    steps: Sequence[tuple[_Layout, Sequence[Any]]],
+) -> list[tuple[_Layout, list[int]]]:
+    """Return each layout with the indices of its ``steps``."""
+    # by the id of a layout, which cannot be hashed
+    groups: dict[int, tuple[_Layout, list[int]]] = {}
+    for index, (layout, _) in enumerate(steps):
+        _, indices = groups.setdefault(id(layout), (layout, []))
+        indices.append(index)
+    return list(groups.values())
 
 
 def _host_instants(instants: Sequence[Any]) -> list[int]:

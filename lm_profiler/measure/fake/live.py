@@ -90,9 +90,9 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
             # DTensor runs the operator on its local tensors, and that arrives here again.
             return NotImplemented
         if self._gpu is not None and func in _MATMULS:
-            has_large_workspace = self._gpu >= _HOPPER
+            is_hopper_or_later = self._gpu >= _HOPPER
             self._take_workspace(
-                _CUBLAS_HOPPER_BYTES if has_large_workspace else _CUBLAS_BYTES
+                _CUBLAS_HOPPER_BYTES if is_hopper_or_later else _CUBLAS_BYTES
             )
         only_queries = getattr(func, "namespace", "") == "prim"
         if self.notes is not None and not only_queries:
@@ -101,14 +101,17 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self.count_storages(result)
         self._site = NOWHERE
         if func in _CONVOLUTIONS:
-            tensors = [
-                leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)
-            ]
-            # an upper bound of the CPU's own copies in padded layouts
-            copied_bytes = 2 * sum(tensor.nbytes for tensor in tensors)
-            bytes_while_running = self.held_bytes + copied_bytes
-            self.convolution_bytes = max(self.convolution_bytes, bytes_while_running)
+            self._note_convolution(args, result)
         return result
+
+    def _note_convolution(self, args: Any, result: Any) -> None:
+        """Note how many bytes a convolution may have held while it ran, with the CPU's copies in padded layouts."""
+        tensors = [
+            leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)
+        ]
+        copied_bytes = 2 * sum(tensor.nbytes for tensor in tensors)  # an upper bound
+        bytes_while_running = self.held_bytes + copied_bytes
+        self.convolution_bytes = max(self.convolution_bytes, bytes_while_running)
 
     def begin(self) -> None:
         """Start counting a run. A device starts empty, because modules are made on the host."""

@@ -455,13 +455,17 @@ def timeline_from_snapshot(
             mark = mark_or_entry
             notes.note_part(mark.code, mark.tensors, mark.saved_tensors)
             continue
-        entry = mark_or_entry
-        if entry["action"] == "alloc":
-            size = _rounded(entry["size"])
-            notes.note_made(entry["addr"], size, _site_of_allocation(entry["frames"]))
-        else:
-            notes.note_freed(entry["addr"])
+        _note_entry(notes, mark_or_entry)
     return notes.timeline("measured")
+
+
+def _note_entry(notes: StorageNotes, entry: Mapping[str, Any]) -> None:
+    """Note the allocation or the free of a storage that ``entry`` of the allocator's history records."""
+    if entry["action"] == "alloc":
+        size = _rounded(entry["size"])
+        notes.note_made(entry["addr"], size, _site_of_allocation(entry["frames"]))
+    else:
+        notes.note_freed(entry["addr"])
 
 
 def _alive_before(
