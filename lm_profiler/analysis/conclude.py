@@ -457,13 +457,13 @@ def _loader_fields(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields
 
 
 def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep:
-    """Return ``odd`` with a shorter batch as its cause if it was fast because of one; otherwise unchanged.
+    """Return ``odd`` with fewer samples as its cause if it was fast because of them; otherwise unchanged.
 
     ``short_batches`` has the samples of the steps that have fewer than most.
     """
     if odd.ratio >= 1.0 or odd.step not in short_batches:
         return odd
-    cause = f"a shorter batch ({count_text(short_batches[odd.step], 'sample')})"
+    cause = f"fewer samples than usual ({short_batches[odd.step]:,})"
     return odd.model_copy(
         update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s}
     )

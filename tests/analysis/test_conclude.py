@@ -351,7 +351,7 @@ def test_a_shorter_batch_is_the_cause_of_an_odd_step() -> None:
     ]
     (odd,) = conclude(replace(evidence_of(step_ms), batch_counts=[counts])).odd_steps
     assert odd.step == 13
-    assert odd.cause == "a shorter batch (1 sample)"
+    assert odd.cause == "fewer samples than usual (1)"
 
 
 @pytest.mark.parametrize("name", [name for name, _ in FINDINGS])

@@ -318,7 +318,7 @@ def _mean_as_sum(steadiness: Steadiness) -> list[str]:
     if pattern is not None and not is_zero_text(ms_text(pattern_s, digits)):
         steps = f"{len(pattern.slow)} of {pattern.every} steps"
         if pattern.short_batch:
-            steps = "the last, shorter batch of each epoch"
+            steps += " with fewer samples"
         terms.append(
             _signed_term(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})")
         )
