@@ -207,8 +207,8 @@ ITERATED_DATASET = PrivateName(
 )
 WEIGHT_VERSION = PrivateName(
     "Parameter._version",
-    "shows whether the weights of a module without optimizer change",
-    "its calls count as those of a constant model",
+    "shows whether a tensor is changed in place between two calls that read it",
+    "the second call counts as a repetition",
 )
 _FETCH = "torch.utils.data._utils.fetch"
 MAP_FETCHER = PrivateName(

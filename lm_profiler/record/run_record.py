@@ -132,7 +132,8 @@ class StepPattern(Part):
         "how much longer the slowest steps of the pattern take than the regular steps",
     )
     part: str | None = None  # the part of the step that differs most
-    short_batch: bool = False  # whether the steps at ``slow`` are those whose batch is shorter: the last of an epoch
+    # whether the steps at ``slow`` are those with fewer samples, such as the last of an epoch
+    short_batch: bool = False
 
 
 class StepKind(Part):
@@ -531,9 +532,10 @@ EXCHANGE = "exchange with other processes"
 
 
 # How the forward pass of a module is called outside of all phases: without a call of the module, which would be marked,
-# although an optimizer trains it; without gradients, of a module that no optimizer trains; or without gradients, of a
-# module that is trained, as in reinforcement learning.
-ForwardKind = Literal["unmarked", "untrained", "acting"]
+# although an optimizer trains it; of a constant module that no optimizer trains; of such a module whose weights get
+# gradients all the same; of one whose weights follow those of a trained module, such as a target network; or without
+# gradients, of a module that is trained, as in reinforcement learning.
+ForwardKind = Literal["unmarked", "untrained", "unfrozen", "following", "acting"]
 
 
 class PythonTime(Part):

@@ -634,7 +634,12 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
             "most of the optimizer's time is spent there."
         )
     if finding.facts.get("untrained"):
-        place = f"{finding.what} {_line_of(finding)}".strip()
+        place = f"{finding.what or 'the model'} {_line_of(finding)}".strip()
+        if finding.facts.get("unfrozen"):
+            return (
+                f"Call {place} under torch.no_grad(), or set requires_grad_(False) for its weights: they get "
+                "gradients, but do not change. Its outputs can be kept for data that repeats."
+            )
         return (
             f"Call {place} less often: it is not trained. If its weights stay the same, keep its outputs for data that "
             "repeats, or use a smaller model."

@@ -28,6 +28,10 @@ from lm_profiler.record.run_record import (
 _LEAST_LINE_SHARE = 0.2
 # the least share of a gap in which the model must run without gradients to be mentioned
 _ACTING_SHARE = 0.1
+# What is left of an owner's time without the calls that each step needs is too uncertain below this share.
+_LEAST_AVOIDABLE_SHARE = 0.25
+# the time of the backward pass of a layer, which computes two products, by that of its forward pass
+_BACKWARD_PER_FORWARD = 2.0
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 
 
@@ -127,7 +131,10 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         saves_s = seconds
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
-            fields, saves_s = _code_of_owner(costs, seconds)
+            avoidable_s = seconds - costs.needed_calls_s
+            if avoidable_s < _LEAST_AVOIDABLE_SHARE * seconds:
+                continue
+            fields, saves_s = _code_of_owner(costs, avoidable_s)
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
         # The work of other processes would take time here, too.
@@ -198,6 +205,11 @@ def _code_of_owner(costs: StepCosts, seconds: float) -> tuple[dict[str, Any], fl
             code_s * (1.0 + costs.tolerance_of("python")),
             seconds * (1.0 + costs.tolerance_of("owner")),
         )
+    if fields.get("facts", {}).get("unfrozen"):
+        # Without gradients its backward pass is saved; its forward pass, too, if its outputs are kept.
+        backward_s = min(_BACKWARD_PER_FORWARD * code_s, costs.mean_s("backward"))
+        fields["high_s"] += backward_s
+        code_s = backward_s
     return fields, code_s
 
 
@@ -228,7 +240,11 @@ def _fields_of_loop_line(
 
     If lines of the same file run the model without gradients for a tenth of ``seconds``, a fact names the longest one.
     """
-    facts = {"loop_line": line.seconds / seconds, "exchanges": float(line.exchanges)}
+    facts = {
+        "loop_line": line.seconds / seconds,
+        "exchanges": float(line.exchanges),
+        **line.facts,
+    }
     acting_lines = [
         other for other in costs.loop_lines() if other.acts and other.file == line.file
     ]

@@ -68,6 +68,10 @@ _TOLERANCES: Mapping[str, float] = {
 # With the uncertainty of the mean, a tolerance is at most this, unless the cause alone needs more: a larger upper limit
 # would have no meaning.
 _LARGEST_TOLERANCE = 0.35
+# The kind of a forward pass that each step needs: the weights change, so its outputs cannot be kept.
+_NEEDED = "following"
+# the kinds of the forward pass of a constant module that no optimizer trains
+_UNTRAINED = ("untrained", "unfrozen")
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 # what a line of Python does, if it does not call a package that the program may do without
 _NO_PACKAGES = ("python", "builtin", "torch", "torch in a library", "library", "Python")
@@ -308,7 +312,9 @@ class StepCosts:
     def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
         """Return one list for each function of the program in each of ``phases``: its rows of recorded Python time."""
         return _by_function(
-            row for row in self.record.python_times if row.phase in phases
+            row
+            for row in self.record.python_times
+            if row.phase in phases and row.forward != _NEEDED
         )
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
@@ -329,7 +335,10 @@ class StepCosts:
         Empty if no line takes ``least_s``.
         """
         seconds_by_line: defaultdict[tuple[str, int], float] = defaultdict(float)
-        rows = [row for row in self.record.python_times if row.phase == phase]
+        rows = []
+        for row in self.record.python_times:
+            if row.phase == phase and row.forward != _NEEDED:
+                rows.append(row)
         for row in rows:
             seconds_by_line[row.file, row.line] += row.seconds
         if not seconds_by_line:
@@ -426,7 +435,7 @@ class StepCosts:
         Empty if it takes less than half of the time of all functions called there.
         """
         seconds_by_function: defaultdict[tuple[str, str], float] = defaultdict(float)
-        calls = [call for call in self.record.outer_calls if call.outer_function]
+        calls = [call for call in self._avoidable_calls() if call.outer_function]
         for call in calls:
             seconds_by_function[call.file, call.outer_function] += call.seconds
         if not seconds_by_function:
@@ -447,7 +456,7 @@ class StepCosts:
     def loop_lines(self) -> list[LoopLine]:
         """Return the lines of the program's own loop with all that they call outside of all phases, longest first."""
         by_line: defaultdict[tuple[str, int], list[OuterCall]] = defaultdict(list)
-        for call in self.record.outer_calls:
+        for call in self._avoidable_calls():
             if call.loop_file is not None and call.loop_line is not None:
                 by_line[call.loop_file, call.loop_line].append(call)
         slowdown = self.slowdown_in("other")
@@ -461,6 +470,19 @@ class StepCosts:
             for (file, number), calls in by_line.items()
         ]
         return sorted(lines, key=lambda line: line.seconds, reverse=True)
+
+    def _avoidable_calls(self) -> list[OuterCall]:
+        """Return the calls outside of all phases without those that each step needs."""
+        return [call for call in self.record.outer_calls if call.forward != _NEEDED]
+
+    @property
+    def needed_calls_s(self) -> float:
+        """The seconds per step of the calls outside of all phases that each step needs."""
+        seconds = 0.0
+        for call in self.record.outer_calls:
+            if call.forward == _NEEDED:
+                seconds += call.seconds
+        return seconds * self.slowdown_in("other")
 
     def main_untrained_call(self) -> dict[str, Any]:
         """Return the fields of ``main_outer_call`` if that is a call of a module that no optimizer trains; or empty."""
@@ -506,6 +528,14 @@ class LoopLine:
         """Whether most of its time goes into sending data to other processes and waiting for theirs."""
         seconds = sum(call.seconds for call in self.calls)
         return sum(call.exchange_s for call in self.calls) > 0.5 * seconds
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The facts of a finding about the forward pass that takes most of its time; empty without one."""
+        longest = max(self.calls, key=lambda call: call.seconds)
+        if longest.seconds < 0.5 * sum(call.seconds for call in self.calls):
+            return {}
+        return _facts_of_forward(longest.forward)
 
     @property
     def acts(self) -> bool:
@@ -564,7 +594,12 @@ def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
 
 def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:
     """Return the facts of a finding about a function; ``kind`` is how it is called, if it is a forward pass."""
-    return {"untrained": 1.0} if kind == "untrained" else {}
+    if kind not in _UNTRAINED:
+        return {}
+    facts = {"untrained": 1.0}
+    if kind == "unfrozen":
+        facts["unfrozen"] = 1.0
+    return facts
 
 
 def _short_operators_s(term: Term, phase: str) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
@@ -74,20 +75,43 @@ class GapsWatch(OwnersInstrument):
         owners = GapOwners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not self.is_compiled():  # a compiled step runs hardly any Python
-            self._follow_lines(owners, self._is_trained)
+            self._follow_lines(owners, self._is_trained, self._may_follow)
         self.observe(self.timeline, owners.observe)
+
+    def end(self, stage: str) -> None:
+        """Take the facts, and again at the end of each later stage: by then more modules may have changed."""
+        is_later_stage = "python_times" in self.facts
+        super().end(stage)
+        if is_later_stage and self._owners is not None:
+            self.facts.update(self._owners.facts())
 
     def _is_trained(self, module: nn.Module) -> bool:
         """Return whether ``module`` is one of the trained modules, or inside of one, or has most weights from them."""
-        parts: list[nn.Module] = []
-        for trained in self.modules():
-            parts += trained.modules()
-        if any(part is module for part in parts):
+        if any(part is module for part in self._trained_parts()):
             return True
         # Reinforcement learning often acts with another module, whose weights share the memory of the trained ones.
         addresses = _addresses_of_weights([module])
         shared_addresses = addresses & _addresses_of_weights(self.modules())
         return len(shared_addresses) > 0.5 * len(addresses)
+
+    def _may_follow(self, module: nn.Module) -> bool:
+        """Return whether ``module`` has weights like a trained module or a part of it, as a target network has.
+
+        Such a module may get the weights of the trained one only once in many steps.
+        """
+        shapes = _shapes_of_weights(module)
+        return any(
+            _shapes_of_weights(trained) == shapes for trained in self._trained_parts()
+        )
+
+    def _trained_parts(self) -> Iterator[nn.Module]:
+        """Yield the trained modules, and all modules inside of them."""
+        for trained in self.modules():
+            yield from trained.modules()
+
+
+def _shapes_of_weights(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 def _addresses_of_weights(modules: Sequence[nn.Module]) -> set[int]:

@@ -276,17 +276,21 @@ class OwnersInstrument(Instrument):
         return self._owners.facts()
 
     def _follow_lines(
-        self, owners: Owners, is_trained: Callable[[nn.Module], bool] | None = None
+        self,
+        owners: Owners,
+        is_trained: Callable[[nn.Module], bool] | None = None,
+        may_follow: Callable[[nn.Module], bool] | None = None,
     ) -> None:
         """Make ``owners`` follow the program's Python in the last step of the stage.
 
-        ``is_trained`` returns whether an optimizer trains a module; None if that is not known.
+        The other arguments are those of ``PythonTimes``.
         """
         owners.python_times = PythonTimes(
             lambda: owners.code,
             self.timeline.clock,
             guard=self.guard,
             is_trained=is_trained,
+            may_follow=may_follow,
         )
         self._undo.callback(owners.python_times.stop)
 

@@ -17,9 +17,10 @@ from weakref import ref
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard, comes_from_outside
+from lm_profiler.measure.checksums import weights_checksum
 from lm_profiler.measure.clocks.tape import DATA, OTHER
 from lm_profiler.measure.user_code import (
     LIGHTNING,
@@ -37,13 +38,13 @@ from lm_profiler.record.run_record import (
     OuterCall,
     PythonTime,
 )
-from lm_profiler.torch_names import WEIGHT_VERSION
 
 # The most calls and returns that are followed in a step. Each costs one or two microseconds, so the step takes at most
 # 0.4 s longer.
 MOST_EVENTS = 200_000
 
 _MOST_LINES = 16  # the most lines in the result
+_requires_grad = attrgetter("requires_grad")
 
 # The most that following an event may cost beyond the calibrated cost, as a multiple of it. Unusual calls and cold
 # caches cost more.
@@ -162,18 +163,26 @@ class _ForwardCall(NamedTuple):
     module_ref: Callable[[], nn.Module | None]
     # whether the program's code calls it, and not the module's ``__call__``
     is_direct: bool
-    has_gradients: bool
-    weight_versions: tuple[int, ...]  # how often each weight had been changed
+    has_gradients: bool  # whether autograd records it if a weight requires a gradient
+    passes_gradients: bool  # whether an argument gets a gradient from it
+    weights_get_gradients: bool
+    # of the weights; None if they cannot be read
+    checksum: tuple[int | None, ...] | None
 
 
 class _OuterForwards:
     """The forward passes that are called outside of all phases; of each only the first call is noted.
 
-    ``is_trained`` returns whether an optimizer trains a module; None if that is not known.
+    The arguments are those of ``PythonTimes``.
     """
 
-    def __init__(self, is_trained: Callable[[nn.Module], bool] | None) -> None:
+    def __init__(
+        self,
+        is_trained: Callable[[nn.Module], bool] | None,
+        may_follow: Callable[[nn.Module], bool] | None,
+    ) -> None:
         self._is_trained = is_trained
+        self._may_follow = may_follow
         # by file and function
         self._calls: dict[tuple[str, str], _ForwardCall] = {}
         # by the line of the program's loop that calls it, directly or through other functions
@@ -197,33 +206,32 @@ class _OuterForwards:
             self._calls_of_loop[loop_line] = call
 
     def kind_of(self, file: str, function: str) -> ForwardKind | None:
-        """Return what is special about the forward pass ``function``, if it was called outside of all phases.
+        """Return what is special about the forward pass ``function``, if it was called outside of all phases."""
+        kind = self._kind_of_call(self._calls.get((file, function)))
+        return None if kind == "acting" else kind
 
-        ``unmarked``: it belongs to training, but the module is not called, so that no mark sees it. ``untrained``: it
-        is that of a constant module, called without gradients. None: neither, or it is unknown.
-        """
-        call = self._calls.get((file, function))
+    def kind_of_loop(self, loop_line: Line) -> ForwardKind | None:
+        """Return what is special about the forward pass that this line of the loop calls outside of all phases."""
+        kind = self._kind_of_call(self._calls_of_loop.get(loop_line))
+        return None if kind == "unmarked" else kind
+
+    def _kind_of_call(self, call: _ForwardCall | None) -> ForwardKind | None:
+        """Return the kind of a forward pass; None if it is unknown, or if nothing is special about it."""
         module = None if call is None else call.module_ref()
         if call is None or module is None or self._is_trained is None:
             return None
         if self._is_trained(module):
-            is_unmarked = call.is_direct and call.has_gradients
-            return "unmarked" if is_unmarked else None
-        # A mean of models, or the target of reinforcement learning, changes at each step.
-        is_constant = call.weight_versions == _weight_versions(module)
-        if call.has_gradients or not is_constant:
+            if not call.has_gradients:
+                return "acting"
+            return "unmarked" if call.is_direct else None
+        if call.passes_gradients or call.checksum is None:
             return None
-        return "untrained"
-
-    def is_acting(self, loop_line: Line | None) -> bool:
-        """Return whether this line of the loop runs a trained module without gradients, outside of all phases."""
-        if loop_line is None or loop_line not in self._calls_of_loop:
-            return False
-        call = self._calls_of_loop[loop_line]
-        module = call.module_ref()
-        if call.has_gradients or module is None or self._is_trained is None:
-            return False
-        return self._is_trained(module)
+        # A mean of models, or the target network of reinforcement learning, need not change in this step.
+        may_follow = self._may_follow is not None and self._may_follow(module)
+        is_constant = call.checksum == weights_checksum(module)
+        if not is_constant or may_follow:
+            return "following"
+        return "unfrozen" if call.weights_get_gradients else "untrained"
 
 
 _OUTERMOST = _FollowedCall(owner=None, activity="")  # the bottom of the stack
@@ -262,8 +270,10 @@ class PythonTimes:
     # returns how often this thread has given up the CPU to wait for something; None means unknown
     switches: Callable[[], int | None] = voluntary_switches
     guard: Guard = UNGUARDED  # guards what training calls here
-    # returns whether an optimizer trains a module; None if that is not known
+    # return whether an optimizer trains a module, and whether its weights may follow those of a trained one; None if
+    # that is not known
     is_trained: Callable[[nn.Module], bool] | None = None
+    may_follow: Callable[[nn.Module], bool] | None = None
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     _followed: dict[_Place, FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
@@ -287,7 +297,7 @@ class PythonTimes:
     _knows_waits: bool = False  # whether ``switches`` counts waits
 
     def __post_init__(self) -> None:
-        self._outer_forwards = _OuterForwards(self.is_trained)
+        self._outer_forwards = _OuterForwards(self.is_trained, self.may_follow)
 
     def start(self) -> bool:
         """Start to follow; returns False if another profiler already follows this thread."""
@@ -613,8 +623,8 @@ class PythonTimes:
         forward: ForwardKind | None = None
         if function is not None:
             forward = self._outer_forwards.kind_of(file, name)
-        if forward is None and self._outer_forwards.is_acting(loop_line):
-            forward = "acting"
+        if forward is None and loop_line is not None:
+            forward = self._outer_forwards.kind_of_loop(loop_line)
         return OuterCall(
             outer_function="" if function is None else name,
             file=file,
@@ -874,17 +884,6 @@ def _returned(value: int, *, unchanged: bool = True) -> int:
     return value if unchanged else 0
 
 
-def _weight_versions(module: nn.Module) -> tuple[int, ...]:
-    """Return how often each weight of ``module`` has been changed in place; 0 for inference tensors."""
-    versions: list[int] = []
-    for parameter in module.parameters():
-        version = 0
-        if not parameter.is_inference():
-            version = WEIGHT_VERSION.get_or(parameter, 0)
-        versions.append(version)
-    return tuple(versions)
-
-
 def _line_of(frame: FrameType) -> Line:
     """Return the line that ``frame`` runs now."""
     code = frame.f_code
@@ -899,11 +898,16 @@ def _forward_call(frame: FrameType) -> _ForwardCall | None:
     caller = frame.f_back
     if caller is None or not isinstance(module, nn.Module):
         return None
+    has_gradients = torch.is_grad_enabled()
+    tensors = [value for value in frame.f_locals.values() if isinstance(value, Tensor)]
     return _ForwardCall(
         module_ref=ref(module),
         is_direct=not package_of(caller.f_code.co_filename),
-        has_gradients=torch.is_grad_enabled(),
-        weight_versions=_weight_versions(module),
+        has_gradients=has_gradients,
+        passes_gradients=has_gradients and any(map(_requires_grad, tensors)),
+        weights_get_gradients=has_gradients
+        and any(map(_requires_grad, module.parameters())),
+        checksum=weights_checksum(module),
     )
 
 

@@ -26,6 +26,7 @@ from torch.backends import mkldnn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.checksums import checksum_of
 from lm_profiler.measure.counts.call_tensors import (
     base_name,
     changed_arguments,
@@ -94,9 +95,6 @@ _OTHER = "other"
 _FORWARD = "forward"
 _OPTIMIZER = "optimizer"
 _MOST_CALLS = 200_000  # a step with more is not recorded
-# the dtypes of integers by their bytes, to read the bits of other dtypes
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MOST_SUMMED = 1 << 16  # about as many elements of a parameter are summed
 
 
 class _TensorState(NamedTuple):
@@ -277,7 +275,7 @@ class StepOperators:
                 continue
             weight = self._state_of(parameter)
             if weight.storage not in checksums:
-                checksums[weight.storage] = _checksum(parameter)
+                checksums[weight.storage] = checksum_of(parameter)
             gradient = parameter.grad
             gradient_state = None
             if gradient is not None and gradient.layout is torch.strided:
@@ -695,22 +693,6 @@ def _updated_parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
         for group in optimizer.param_groups:
             parameters.extend(group["params"])
     return parameters
-
-
-def _checksum(parameter: Tensor) -> int | None:
-    """Return a sum of the bits of some elements of ``parameter``, spread evenly over it; None if it cannot be read.
-
-    It also shows changes through ``Tensor.data``, which torch does not count. A subclass of Tensor may have its
-    elements elsewhere.
-    """
-    integers = _INTEGERS.get(parameter.element_size())
-    is_readable = type(parameter) in (Tensor, nn.Parameter) and not parameter.is_meta
-    if not is_readable or integers is None:
-        return None
-    elements = torch.empty(0, dtype=integers, device=parameter.device)
-    elements.set_(parameter.untyped_storage())
-    distance = max(1, elements.numel() // _MOST_SUMMED)
-    return int(elements[::distance].sum())
 
 
 def _is_deterministic(operator: Any) -> bool:

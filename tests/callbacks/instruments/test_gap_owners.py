@@ -25,6 +25,9 @@ def test_a_module_with_the_weights_of_the_trained_one_is_trained() -> None:
     assert watch._is_trained(policy[0])
     assert watch._is_trained(player)
     assert not watch._is_trained(target)
+    assert watch._may_follow(target)
+    assert watch._may_follow(target[1])
+    assert not watch._may_follow(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
 
 
 def test_a_module_that_borrows_one_weight_or_has_no_memory_is_not_trained() -> None:

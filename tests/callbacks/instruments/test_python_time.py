@@ -195,7 +195,7 @@ def test_what_goes_to_other_processes_adds_up_under_the_line_of_the_loop(
 
 @pytest.mark.parametrize(
     "is_same, has_gradients, forward",
-    [(True, False, "acting"), (True, True, None), (False, False, None)],
+    [(True, False, "acting"), (True, True, None), (False, False, "following")],
 )
 def test_a_line_of_the_loop_acts_if_it_runs_a_trained_model_without_gradients(
     is_same: bool, has_gradients: bool, forward: str | None
@@ -204,13 +204,16 @@ def test_a_line_of_the_loop_acts_if_it_runs_a_trained_model_without_gradients(
     policy = nn.Sequential(nn.Linear(4, 4))
     average = nn.Sequential(nn.Linear(4, 4))
     model = policy if is_same else average
-    times = PythonTimes(lambda: OTHER, time.perf_counter_ns, is_trained=lambda module: module is policy)
+    times = PythonTimes(
+        lambda: OTHER,
+        time.perf_counter_ns,
+        is_trained=lambda module: module is policy,
+        may_follow=lambda module: True,
+    )
     observations = torch.ones(2, 4)
     times.start()
     with torch.set_grad_enabled(has_gradients):
         model(observations)
-    with torch.no_grad():
-        average[0].weight.zero_()
     times.stop()
     kinds = {call.forward for call in times.outer_calls()}
     assert kinds - {None} == {forward} - {None}
@@ -507,6 +510,17 @@ def call_and_change(net: Net) -> None:
     net.layer.weight.mul_(0.9)
 
 
+def call_and_change_data(net: Net) -> None:
+    """Of one element, through ``.data``, of which torch counts no changes."""
+    net(torch.ones(1, 8))
+    net.layer.weight.data[3, 2] += 0.5
+
+
+def judge(net: Net) -> None:
+    """The gradient passes through the module to what it judges."""
+    net(torch.ones(1, 8, requires_grad=True))
+
+
 @pytest.mark.parametrize(
     "run, is_trained, has_gradients, kind",
     [
@@ -514,8 +528,10 @@ def call_and_change(net: Net) -> None:
         (call_forward, True, False, None),  # acts, for example
         (call_module, True, True, None),
         (call_module, False, False, "untrained"),  # a teacher
-        (call_and_change, False, False, None),  # a mean of models
-        (call_module, False, True, None),  # may judge what the model makes
+        (call_and_change, False, False, "following"),  # a mean of models
+        (call_and_change_data, False, False, "following"),
+        (call_module, False, True, "untrained"),  # a teacher without no_grad
+        (judge, False, True, None),
     ],
 )
 def test_how_a_forward_pass_outside_of_all_phases_is_called(
