@@ -516,6 +516,11 @@ def call_and_change_data(net: Net) -> None:
     net.layer.weight.data[3, 2] += 0.5
 
 
+def call_frozen(net: Net) -> None:
+    net.requires_grad_(False)
+    net(torch.ones(1, 8))
+
+
 def judge(net: Net) -> None:
     """The gradient passes through the module to what it judges."""
     net(torch.ones(1, 8, requires_grad=True))
@@ -530,7 +535,8 @@ def judge(net: Net) -> None:
         (call_module, False, False, "untrained"),  # a teacher
         (call_and_change, False, False, "following"),  # a mean of models
         (call_and_change_data, False, False, "following"),
-        (call_module, False, True, "untrained"),  # a teacher without no_grad
+        (call_module, False, True, "unfrozen"),  # a teacher without no_grad
+        (call_frozen, False, True, "untrained"),
         (judge, False, True, None),
     ],
 )
