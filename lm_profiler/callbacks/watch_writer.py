@@ -20,7 +20,7 @@ import torch
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import RankReports
-from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
+from lm_profiler.analysis.watch.watched_run import OwnWork, TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
@@ -123,6 +123,7 @@ class WatchWriter:
     publish: Callable[[], object] | None = None  # writes the metrics' file
     gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
     cpu_clock: Callable[[], float] = time.process_time  # the process's CPU seconds
+    thread_clock: Callable[[], float] = time.thread_time  # the calling thread's
     error: str | None = None  # the type of the error that ended the fit
     traces: TraceRequests = field(init=False)
     output: WatchOutput = field(init=False)
@@ -218,7 +219,10 @@ class WatchWriter:
             if hand_over is None:
                 self._check_for_stall()
             else:
+                began_ns, began_cpu_s = self.clock(), self.thread_clock()
                 self.take(hand_over)
+                cpu_s = self.thread_clock() - began_cpu_s
+                self.run.add_own_work(OwnWork(began_ns, self.clock(), cpu_s))
             self.traces.read_request()
             now_ns = self.clock()
             if now_ns - self._compared_ns >= _COMPARE_RANKS_NS:

@@ -65,6 +65,14 @@ _TRACED_EXCESS_S = 0.2
 _TRACED_RATIO = 3.0
 
 
+class OwnWork(NamedTuple):
+    """A time in which the thread of the watch worked, and so took Python's global lock from the training thread."""
+
+    begin_ns: int
+    end_ns: int
+    cpu_s: float  # the thread's CPU time in it
+
+
 class TracedStep(NamedTuple):
     """A traced step. Figures do not include it, because tracing slows it down."""
 
@@ -98,6 +106,7 @@ class WatchedRun:
         default_factory=lambda: deque(maxlen=_READINGS)
     )
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _own_work: deque[OwnWork] = field(default_factory=lambda: deque(maxlen=_READINGS))
     # the instants at which epochs began
     _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _began_ns: int | None = None
@@ -150,7 +159,8 @@ class WatchedRun:
         is_timed = ~np.isnan(seconds[:, -1])  # an instant of a device may be unknown
         numbers = numbers[is_timed]
         seconds = np.nan_to_num(seconds[is_timed])
-        slow = self._slow.add(numbers, ns[is_timed], seconds)
+        slow_steps = self._slow.add(numbers, ns[is_timed], seconds)
+        slow = [step for step in slow_steps if not self._is_own_delay(step)]
         if not self.on_device:
             numbers, seconds = self._machine.remove(numbers, seconds)
             self.levels.smallest_change = self._machine.smallest_program_change
@@ -217,6 +227,10 @@ class WatchedRun:
             )
             slow_steps.append(slow_step)
         return self._changed_events(slow_steps, run_is_over=False)
+
+    def add_own_work(self, work: OwnWork) -> None:
+        """Record when the thread of the watch worked, so that the delays that it causes are not reported."""
+        self._own_work.append(work)
 
     def add_durations(
         self, term: str, seconds: Sequence[float], at_s: float
@@ -305,6 +319,16 @@ class WatchedRun:
                 starts_epoch=self._starts_epoch(step),
             )
             self._groups.add(occurrence, watched_s)
+
+    def _is_own_delay(self, step: SlowStep) -> bool:
+        """Return whether the work of the watch during ``step`` may explain most of its excess."""
+        own_s = 0.0
+        for work in self._own_work:
+            begin_ns = max(work.begin_ns, step.begin_ns)
+            end_ns = min(work.end_ns, step.end_ns)
+            # The thread of the watch may itself have waited in this time, and delayed nobody.
+            own_s += min(max(end_ns - begin_ns, 0) * 1e-9, work.cpu_s)
+        return own_s >= 0.5 * step.excess_s
 
     def _starts_epoch(self, step: SlowStep) -> bool:
         """Return whether an epoch began in the step, or within a usual step time before it."""

@@ -281,7 +281,7 @@ def _level_text(event: WatchEvent, part: str) -> str:
         change = f"gradually {change}"
     if event.until_step is not None:
         span = f"from step {event.since_step:,} to {event.until_step:,}"
-    return f"{change} {span}: {old_level} → {new_level}{part}"
+    return f"{change} {span}: step {old_level} → {new_level}{part}"
 
 
 def _slow_steps_text(event: WatchEvent, step: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
-from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
+from lm_profiler.analysis.watch.watched_run import OwnWork, TracedStep, WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -22,6 +22,7 @@ class Loop:
         self.parts_s = 0.1 * SHARES * np.exp(0.01 * np.random.default_rng(seed).standard_normal((N, len(PARTS))))
         self.counters: list[StepCounters] = []
         self.spans: list[tuple[int, str, float]] = []
+        self.own_work_s: dict[int, tuple[float, float]] = {}  # by step: how long the watch worked, and its CPU time
 
     def events(self) -> list[WatchEvent]:
         seconds = np.column_stack([self.parts_s, self.parts_s.sum(axis=1)])
@@ -32,6 +33,9 @@ class Loop:
             here = range(at, at + 50)
             counters = [counter for counter in self.counters if counter.step is not None and counter.step - 1 in here]
             spans = [NamedSpan(ns[s, 1] - round(d * 1e9), ns[s, 1] - 1, what) for s, what, d in self.spans if s in here]
+            for step in self.own_work_s.keys() & here:
+                worked_s, cpu_s = self.own_work_s[step]
+                run.add_own_work(OwnWork(int(ns[step, 0]), int(ns[step, 0] + worked_s * 1e9), cpu_s))
             written += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
         return latest_events([*written, *run.finish()])
 
@@ -128,6 +132,18 @@ def test_counters_of_a_slow_step_are_its_cause(counted: dict[str, Any], part: st
     loop.counters[101] = StepCounters(step=4001, rank=0, **usual | {"wall_s": 0.6} | counted)
     (event,) = loop.events()
     assert (event.step, event.part, event.cause) == (4001, part, cause)
+
+
+@pytest.mark.parametrize(
+    "cpu_s, is_reported",
+    [(0.25, False), (0.02, True)],  # the watch may have waited for the step, not the step for it
+)
+def test_a_delay_by_the_watch_itself_is_no_event(cpu_s: float, is_reported: bool) -> None:
+    loop = Loop()
+    for step in range(1000, N, 500):
+        loop.parts_s[step, PARTS.index("forward")] += 0.3
+        loop.own_work_s[step] = (0.3, cpu_s)
+    assert bool(loop.events()) == is_reported
 
 
 def test_a_checkpoint_is_the_cause() -> None:
