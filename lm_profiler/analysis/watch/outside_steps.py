@@ -124,9 +124,20 @@ def outside_steps(
 
     costs = []
     for kind, kind_events in occurrences.items():
-        if kind.what != _INSTRUMENTS:
+        if not _is_due_to_instruments(kind, kind_events):
             costs.append(_long_run_cost(kind, kind_events, len(steps)))
     return sorted(costs, key=lambda cost: cost.per_step_s, reverse=True)
+
+
+def _is_due_to_instruments(kind: _Kind, events: Sequence[_Event]) -> bool:
+    """Return whether this profiler may have caused all the time of ``events``, which are of one kind.
+
+    Memory readings, traces and FLOP counts make a step many times as long. If they were on in all the steps that began
+    an epoch, the excess of these steps says nothing about the program.
+    """
+    if kind.what == FIRST_STEP:
+        return not any(event.is_timed for event in events)
+    return kind.what == _INSTRUMENTS
 
 
 class _UsualStep(NamedTuple):

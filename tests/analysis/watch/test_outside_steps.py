@@ -236,3 +236,18 @@ def test_the_first_step_of_an_epoch_costs_its_excess_without_the_batch() -> None
     pauses = loop.pauses()
     assert pauses["first batch"] == pytest.approx(Pause(4 * 0.003, times=4, per_step_s=0.003 / 5))
     assert pauses["first step"] == pytest.approx(Pause(4 * (0.030 - 0.003), times=4, per_step_s=(0.030 - 0.003) / 5))
+
+
+def test_an_instrument_that_lengthens_the_first_step_of_an_epoch_is_no_cost_of_the_epoch() -> None:
+    """The first step of the second epoch is the one in which memory is read, which makes it 20 times as long."""
+    loop = Loop()
+    for number in range(20):
+        loop.step("measure" if number < 10 else "trace")
+        if number == 9:
+            loop.moment(EPOCH)
+            began_ns = loop.now_ns
+            loop.now_ns += 20 * STEP_MS * MS
+            loop.steps.append(RunStep("memory", began_ns, loop.now_ns, FIRST_DATA_S))
+    pauses = loop.pauses()
+    assert "first step" not in pauses
+    assert pauses["first batch"].seconds == pytest.approx(FIRST_DATA_S - USUAL_DATA_S)
