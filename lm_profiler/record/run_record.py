@@ -479,7 +479,8 @@ LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
 
 OURS = "lm_profiler"  # the owner of the cost of the profiler's own instruments
 
-# first words of the names of gaps between phases, which are the actions of a loop without a Trainer
+# First words of the names of gaps between phases, which are the actions of a loop without a Trainer. Version 0.3.0 had
+# ``AFTER`` for the gap at the end of a step, which later versions name by the phase before it and "the next step".
 BEFORE, BETWEEN, AFTER = "before", "between", "after"
 
 

@@ -827,7 +827,7 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
     sentence = f"Reuse the first result of {finding.what}: each step runs its forward pass {often} on the same input"
     if finding.file is not None:
         sentence += f", at {_line_or_operator(finding)}"
-    return f"{sentence}. Keep both if their dropout must differ (R-Drop, SimCSE)."
+    return f"{sentence}. Keep both if dropout makes them differ on purpose (R-Drop, SimCSE)."
 
 
 def _recomputation_text(finding: Finding, settings: Settings) -> str:
@@ -884,8 +884,8 @@ def _unused_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about results, or gradients, that nothing reads."""
     if finding.phase == "backward":
         return (
-            f"Avoid the unused gradients of {_line_or_operator(finding)}: set requires_grad_(False), call it under "
-            "torch.no_grad(), or detach its input."
+            f"Avoid the unused gradients of {_line_or_operator(finding)}: detach its output, call it under "
+            "torch.no_grad(), or set requires_grad_(False) on its weights while they are not trained."
         )
     return f"Remove the computation in {_line_or_operator(finding)}: nothing uses its result."
 

@@ -12,7 +12,7 @@ from torch import nn
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
 from lm_profiler.measure.clocks import tape
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN, VALIDATION
+from lm_profiler.record.run_record import BEFORE, BETWEEN, VALIDATION
 
 _PROGRAM = ""  # the class name of the owners of gaps, which belong to no class
 # the phases in the words of a loop's code
@@ -57,7 +57,7 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
     begin = _PHASES_IN_CODE.get(last_phase, last_phase)
     step_ends = code == tape.OTHER  # the last mark of a step has this code
     if step_ends:
-        return f"{AFTER} {begin}"
+        return f"{BETWEEN} {begin} and the next step"
     return f"{BETWEEN} {begin} and {end}"
 
 
