@@ -45,11 +45,11 @@ from lm_profiler.callbacks.marks.model_methods import (
     methods_of,
     running_methods,
 )
+from lm_profiler.callbacks.marks.module_calls import MODULE_CALLS
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
     OPTIMIZER_HOOKS,
     Function,
-    ModuleHook,
     Replacements,
     clearing_classes,
     clipping_functions,
@@ -259,16 +259,10 @@ class HookMarks:
             # A module compiled in place would be compiled again with the hooks, and then not call them.
             if is_compiled(module) and not is_wrapped_by_compiler(module):
                 continue
-            begins = module.register_forward_pre_hook(
-                ModuleHook(self._begin_forward, self._guard),
-                prepend=True,
-                with_kwargs=True,
+            stop = MODULE_CALLS.observe(
+                module, self._begin_forward, self._end_forward, self._guard
             )
-            self._undo.callback(begins.remove)
-            ends = module.register_forward_hook(
-                ModuleHook(self._end_forward, self._guard), always_call=True
-            )
-            self._undo.callback(ends.remove)
+            self._undo.callback(stop)
 
     def _hook_children(self) -> None:
         """Mark the calls of the modules' children, because the program calls these and not the whole module.
