@@ -25,6 +25,16 @@ _PHASES_IN_CODE = {
     "clip": "clipping gradients",
     "optimizer": "optimizer.step()",
 }
+# the same, for a gap that has the same phase on both sides
+_PAIRS_IN_CODE = {
+    "data": "two batches",
+    "transfer": "two transfers of a batch",
+    "forward": "two forward passes",
+    "zero_grad": "two calls of zero_grad()",
+    "backward": "two calls of backward()",
+    "clip": "two clippings of gradients",
+    "optimizer": "two calls of optimizer.step()",
+}
 
 
 class GapOwners(Owners):
@@ -51,6 +61,8 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
     """Return the name of the time between ``last_phase`` and the part that begins with ``code``."""
     end = VALIDATION
     if code < tape.OTHER:
+        if PARTS[code] == last_phase:
+            return f"{BETWEEN} {_PAIRS_IN_CODE[last_phase]}"
         end = _PHASES_IN_CODE.get(PARTS[code], PARTS[code])
     if last_phase is None:
         return f"{BEFORE} {end}"

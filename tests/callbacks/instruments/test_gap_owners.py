@@ -1,13 +1,15 @@
-"""Which modules count as trained, for forward passes outside of all phases."""
+"""Which modules count as trained, for forward passes outside of all phases; and how gaps are named."""
 
 import copy
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from lm_profiler.callbacks.instruments.gap_owners import GapsWatch
+from lm_profiler.callbacks.instruments.gap_owners import GapsWatch, _name_of_gap
+from lm_profiler.measure.clocks import tape
 
 
 def watch_of(policy: nn.Module) -> GapsWatch:
@@ -38,3 +40,17 @@ def test_a_module_that_borrows_one_weight_or_has_no_memory_is_not_trained() -> N
     assert not watch._is_trained(teacher)
     assert not watch._is_trained(nn.Linear(4, 4, device=torch.device("meta")))
     assert not watch._is_trained(nn.LazyLinear(3))
+
+
+@pytest.mark.parametrize(
+    "last_phase, code, name",
+    [
+        (None, tape.FORWARD, "before the forward pass"),
+        ("forward", tape.BACKWARD, "between the forward pass and backward()"),
+        ("forward", tape.FORWARD, "between two forward passes"),
+        ("optimizer", tape.OPTIMIZER, "between two calls of optimizer.step()"),
+        ("optimizer", tape.OTHER, "after optimizer.step()"),
+    ],
+)
+def test_a_gap_is_named_after_the_phases_on_its_sides(last_phase: str | None, code: int, name: str) -> None:
+    assert _name_of_gap(last_phase, code) == name
