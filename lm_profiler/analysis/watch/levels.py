@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.steps.statistics import FINEST, rank_correlation
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
 from lm_profiler.analysis.watch.level_change import Course, LevelChange
+from lm_profiler.analysis.watch.reported_changes import ReportedChanges
 from lm_profiler.analysis.watch.step_blocks import (
     BLOCK,
     RecentSteps,
@@ -80,9 +81,6 @@ _MOST_COST_S = 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
 # numbers of blocks after a change at which its size is estimated again
 _BLOCKS_AT_CORRECTION = (5, 10, 25, 100)
-# unreported changes that are kept, because they may become worth reporting
-_MOST_WAITING = 50
-_MOST_OPEN_CHANGES = 12  # changes kept in ``open_changes``
 
 # -- a level that wanders: it has reversed its direction this many times within the last changes
 _REVERSALS = 4
@@ -143,9 +141,6 @@ class LevelFollower:
     def __init__(
         self, is_worth_reporting: Callable[[LevelChange], bool] = lambda change: True
     ) -> None:
-        self._is_worth_reporting = is_worth_reporting
-        # changes whose level has not gone back, the oldest first
-        self.open_changes: list[LevelChange] = []
         # smaller changes are ignored (in logarithms); the caller may set it
         self.smallest_change = SMALLEST_CHANGE
         self._unfinished = UnfinishedBlock()
@@ -157,17 +152,15 @@ class LevelFollower:
         self._squared_differences: list[float] = []
         self._watched_s = 0.0
 
+        # changes after the last confirmed one; each may still turn out to be a short burst
         self._unconfirmed_changes: list[_UnconfirmedChange] = []
-        self._last_changes: deque[LevelChange] = deque(maxlen=_CHANGES_REMEMBERED)
-        self._reported_changes: deque[LevelChange] = deque(
-            maxlen=4 * _CHANGES_REMEMBERED
-        )
-        # the last successive changes in one direction
+        # the last confirmed changes since the level wandered, with those that were merged into a drift
+        self._confirmed_changes: deque[LevelChange] = deque(maxlen=_CHANGES_REMEMBERED)
+        # the last successive confirmed changes in one direction
         self._same_direction_changes: list[LevelChange] = []
-        # the event into which the changes of a wandering level are merged, and its range: lowest and highest seconds
+        # the event into which the changes of a wandering level are merged: it goes from its lowest to its highest level
         self._wandering: LevelChange | None = None
-        self._wandering_range_s = (0.0, 0.0)
-        self._changes_to_report: list[LevelChange] = []
+        self._reported = ReportedChanges(is_worth_reporting)
 
     @property
     def level_s(self) -> float | None:
@@ -201,32 +194,22 @@ class LevelFollower:
 
         Changes that are not worth reporting are kept, because they may become so when they are corrected.
         """
-        changed = []
-        waiting = []
-        for change in dict.fromkeys(self._changes_to_report):
-            change.is_hidden = not self._is_worth_reporting(change)
-            if change.was_reported or not change.is_hidden:
-                changed.append(change)
-                change.mark_reported()
-            elif not change.is_withdrawn:
-                waiting.append(change)
-        self._changes_to_report = waiting[-_MOST_WAITING:]
-        return changed
+        return self._reported.take_changed()
 
     def finish(self) -> None:
         """At the end of the run, report unconfirmed changes that have cost enough, and correct the last change."""
         if self._unconfirmed_changes and self._has_cost_enough():
             self._report_unconfirmed()
         drift = self._current_drift()
-        if drift is not None and self._unconfirmed_continue(drift):
+        if drift is not None and self._are_unconfirmed_part_of(drift):
             self._unconfirmed_changes = []  # the correction of the drift includes them
         self._correct_current(run_is_over=True)
 
-    def _unconfirmed_continue(self, drift: LevelChange) -> bool:
-        """Return whether all unconfirmed changes may be part of ``drift`` and go in its direction."""
+    def _are_unconfirmed_part_of(self, drift: LevelChange) -> bool:
+        """Return whether all unconfirmed changes may be pieces of ``drift``, and go in the direction of ``drift``."""
         for candidate in self._unconfirmed_changes:
-            has_its_direction = candidate.change.direction == drift.direction
-            if not has_its_direction or not candidate.change.may_hide_in(drift):
+            is_same_direction = candidate.change.direction == drift.direction
+            if not is_same_direction or not candidate.change.may_hide_in(drift):
                 return False
         return True
 
@@ -396,6 +379,7 @@ class LevelFollower:
 
         If it reverts an unconfirmed change, that was a short burst: its blocks are removed, and no level begins.
         """
+        # this may withdraw the last change: the level then began earlier
         self._end_level(self._blocks[self._level_begin : onset])
         blocks_before = self._blocks[self._level_begin : onset]
         blocks_after = self._blocks[onset:]
@@ -414,7 +398,7 @@ class LevelFollower:
         )
         burst = self._unconfirmed_change_undone_by(change)
         if burst is not None:
-            self._remove_burst(burst, candidate.begin_step)
+            self._remove_burst(burst, last_index=onset)
             return
 
         # a block that holds steps of both levels belongs to neither
@@ -425,7 +409,7 @@ class LevelFollower:
         self._squared_differences[onset] = math.nan
         self._squared_differences[self._level_begin] = math.nan
         # a run that only becomes faster at its beginning has warmed up, which is no event
-        is_only_change = not self._unconfirmed_changes and not self._last_changes
+        is_only_change = not self._unconfirmed_changes and not self._confirmed_changes
         has_warmed_up = onset < _SETTLING and change.direction < 0 and is_only_change
         if not has_warmed_up:
             self._unconfirmed_changes.append(candidate)
@@ -478,18 +462,18 @@ class LevelFollower:
                 return candidate
         return None
 
-    def _remove_burst(self, burst: _UnconfirmedChange, end_step: int) -> None:
-        """Remove the steps from the begin of ``burst`` to the end of the block that begins with ``end_step``.
+    def _remove_burst(self, burst: _UnconfirmedChange, last_index: int) -> None:
+        """Remove the blocks from the begin of ``burst`` to the block ``last_index``, and their steps.
 
-        The level before the burst then goes on. Changes after it are dropped too.
+        The level before the burst then goes on. The unconfirmed changes after the burst are dropped too.
         """
         begin = self._index_of(burst.begin_step)
-        end = self._index_of(end_step) + 1
+        end = last_index + 1
         self._recent.remove(burst.begin_step, self._blocks[end - 1].last_step)
         del self._blocks[begin:end]
         del self._squared_differences[begin:end]
         if begin < len(self._squared_differences):
-            # its block before is gone
+            # the difference from a block that is gone
             self._squared_differences[begin] = math.nan
         self._level_begin = self._index_of(burst.change.before_since_step)
         del self._unconfirmed_changes[self._unconfirmed_changes.index(burst) :]
@@ -511,7 +495,7 @@ class LevelFollower:
         for block in self._blocks[self._index_of(first.begin_step) :]:
             cost_s += block.steps * (float(block.seconds[-1]) - before_s)
         if self._unconfirmed_changes[-1].change.is_uniform:
-            # it is mostly due to the machine, so it must cost more
+            # A uniform change must cost more, so its cost is compared with the same limits after a division.
             cost_s /= _COST_RATIO_IF_UNIFORM
         least_s = max(_COST_SHARE * self._watched_s, _LEAST_COST_S)
         return abs(cost_s) >= min(least_s, _MOST_COST_S)
@@ -525,8 +509,7 @@ class LevelFollower:
         current_s = mean_seconds(middle_half(level[-_REFERENCE:]))
         for candidate in self._unconfirmed_changes:
             if candidate.change.is_undone_at(current_s):
-                last_block = self._blocks[self._level_begin - 1]
-                self._remove_burst(candidate, last_block.first_step)
+                self._remove_burst(candidate, last_index=self._level_begin - 1)
                 return
         confirmed_changes = self._unconfirmed_changes
         self._unconfirmed_changes = []
@@ -551,118 +534,105 @@ class LevelFollower:
         change.before_s = mean_seconds(blocks_before)
 
     def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:
-        """Report ``change`` as a new event, unless it is part of an earlier one (see each condition)."""
+        """Report ``change``, which is now confirmed, as a new event, unless it is part of an earlier one.
+
+        It may belong to a wandering level, undo an open change, or be a piece of a drift.
+        """
         earlier_changes = self._same_direction_changes
         if earlier_changes and earlier_changes[-1].direction != change.direction:
             earlier_changes = []
         self._same_direction_changes = [*earlier_changes, change]
-        self._last_changes.append(change)
+        self._confirmed_changes.append(change)
         if self._merge_into_wandering(change):
             return
-        if self._close_undone_by(change):
+        if self._reported.close_undone_by(change):
             return
         if self._merge_into_drift(change, is_part_of_line):
             return
-        self.open_changes.append(change)
-        self._reported_changes.append(change)
-        self._changes_to_report.append(change)
-        del self.open_changes[:-_MOST_OPEN_CHANGES]
+        self._reported.open(change)
 
     def _end_level(self, blocks: Sequence[StepBlock]) -> None:
-        """Set the level that has just ended to the mean of all its ``blocks``, as the level after the last change."""
+        """Correct the change after which the level that has just ended began, from all ``blocks`` of that level.
+
+        It is the last unconfirmed change, if there is one. Otherwise it is the last confirmed change, and the last open
+        change too: a drift, for example, into which the confirmed change was merged.
+        """
         level_s = mean_seconds(blocks)
         if self._unconfirmed_changes:
             self._unconfirmed_changes[-1].change.after_s = level_s
             return
-        if self._last_changes:
-            self._last_changes[-1].after_s = level_s
-        if self.open_changes:
-            self._correct(self.open_changes[-1], level_s, run_is_over=False)
+        if self._confirmed_changes:
+            self._confirmed_changes[-1].after_s = level_s
+        last_open = self._reported.last_open
+        if last_open is not None:
+            self._correct(last_open, level_s, run_is_over=False)
 
     def _correct_current(self, run_is_over: bool) -> None:
-        """Estimate the size of the last open change again, from the blocks since then."""
+        """Estimate the size of the last open change again from the current level, unless a change is unconfirmed."""
         level = self._blocks[self._level_begin :]
-        if self.open_changes and level and not self._unconfirmed_changes:
-            self._correct(self.open_changes[-1], mean_seconds(level), run_is_over)
+        last_open = self._reported.last_open
+        if last_open is not None and level and not self._unconfirmed_changes:
+            self._correct(last_open, mean_seconds(level), run_is_over)
 
     def _correct(
         self, change: LevelChange, level_s: Seconds, run_is_over: bool
     ) -> None:
-        """Set the level after ``change`` to ``level_s``, or of a drift to its end; withdraw it if it is negligible."""
+        """Set the level after ``change`` to ``level_s``, or after a drift to the level that it has reached.
+
+        A change that is now negligible is withdrawn. Others are reported again if their size differs clearly from the
+        reported one; a drift also at the end of the run, with its final size.
+        """
         is_drift = change.course == "drift"
         change.after_s = self._end_of_drift(change) if is_drift else level_s
         if change.is_negligible:
-            self._withdraw([change])
-            if self._last_changes and change is self._last_changes[-1]:
+            self._reported.withdraw([change])
+            if self._confirmed_changes and change is self._confirmed_changes[-1]:
                 # the level before the change still lasts
                 self._level_begin = self._index_of(change.before_since_step)
             return
-        if change.is_corrected or (run_is_over and is_drift):
-            self._changes_to_report.append(change)
-
-    def _withdraw(self, changes: Sequence[LevelChange]) -> None:
-        """Withdraw ``changes``, because they are part of another one, or have turned out to be none."""
-        for change in changes:
-            is_reported = change in self._changes_to_report or change.was_reported
-            if is_reported and not change.is_withdrawn:
-                self._changes_to_report.append(change)
-            change.is_withdrawn = True
-        self.open_changes = [
-            change for change in self.open_changes if not change.is_withdrawn
-        ]
-
-    def _close_undone_by(self, change: LevelChange) -> bool:
-        """Close the last open change that ``change`` reverts, and all later ones; return whether there was one."""
-        for index in range(len(self.open_changes) - 1, -1, -1):
-            if change.reverts(self.open_changes[index]):
-                self._close_open_changes(index, change.since_step - 1)
-                return True
-        return False
-
-    def _close_open_changes(self, index: int, last_step: int) -> None:
-        """Close the open changes from ``index`` on: their level has gone back after ``last_step``."""
-        closed = self.open_changes[index:]
-        del self.open_changes[index:]
-        for change in closed:
-            if change.is_negligible:
-                self._withdraw([change])
-                continue
-            change.until_step = last_step
-            self._changes_to_report.append(change)
+        is_final_size_of_drift = run_is_over and is_drift
+        if change.is_corrected or is_final_size_of_drift:
+            self._reported.report(change)
 
     # -- a level that wanders ------------------------------------------------------------------------------------------
 
     def _merge_into_wandering(self, change: LevelChange) -> bool:
         """Merge ``change`` into a wandering level, which may begin with it; return whether it was merged."""
-        is_jump = self._jumps_among_last_changes()[-1]  # ``change`` is the last one
+        is_jump = _find_jumps(self._confirmed_changes)[-1]  # ``change`` is the last one
         if is_jump:
             return False
         wandering = self._wandering
         if wandering is not None:
-            is_in_range = self._is_in_range(change.after_s)
+            is_in_range = _is_in_range(change.after_s, wandering)
             if is_in_range and change.may_belong_to(wandering):
                 self._count_wandering(wandering, change)
                 return True
 
-        # The level must have gone back and forth several times; if it may be due to the machine, once.
-        changes = self._changes_since_jump()
-        reversals = _count_reversals(changes)
-        if reversals < _REVERSALS and not self._may_be_machine(changes):
+        changes = _changes_that_may_wander(self._confirmed_changes)
+        if not self._has_wandered(changes):
             return False
-        if self._follows_trend(changes[0].since_step):
-            return False
-        if wandering is None or not self._reach_range(changes):
+        if wandering is None or not _reach_range(changes, wandering):
             wandering = self._begin_wandering(changes)
         else:
             wandering.course = "wanders"
             wandering.times += len(changes)
             for merged_change in changes:
-                self._widen(wandering, merged_change.after_s)
-        self._withdraw(changes)
+                _widen(wandering, merged_change.after_s)
+        self._reported.withdraw(changes)
         self._absorb_changes_within_range(wandering)
-        self._last_changes.clear()
-        self._changes_to_report.append(wandering)
+        self._confirmed_changes.clear()
+        self._reported.report(wandering)
         return True
+
+    def _has_wandered(self, changes: Sequence[LevelChange]) -> bool:
+        """Return whether the level went back and forth with ``changes``: several times, or once if due to the machine.
+
+        A level that follows a trend does not wander.
+        """
+        reversals = _count_reversals(changes)
+        if reversals < _REVERSALS and not self._may_be_machine(changes):
+            return False
+        return not self._follows_trend(changes[0].since_step)
 
     def _may_be_machine(self, changes: Sequence[LevelChange]) -> bool:
         """Return whether ``changes`` may be due to the machine, whose speed goes up and down by a few percent."""
@@ -672,67 +642,11 @@ class LevelFollower:
             return False
         levels_s = _levels_around(changes)
         if self._wandering is not None:
-            levels_s.extend(self._wandering_range_s)
-        else:
+            levels_s.extend(_range_of(self._wandering))
+        elif self._reported.is_any_undone_by(changes[-1]):
             # The first change that goes back completely is an event of its own.
-            is_undone = any(
-                changes[-1].reverts(open_change) for open_change in self.open_changes
-            )
-            if is_undone:
-                return False
+            return False
         return math.log(max(levels_s) / min(levels_s)) <= _WIDEST_RANGE_OF_MACHINE
-
-    def _changes_since_jump(self) -> list[LevelChange]:
-        """Return the last changes after the last jump.
-
-        A jump is a change far larger than the others, or one after which the level has stayed away: the gap between all
-        earlier and all later levels is wider than the range of either.
-        """
-        changes = list(self._last_changes)
-        are_jumps = self._jumps_among_last_changes()
-        if any(are_jumps):
-            last_jump = len(changes) - 1 - are_jumps[::-1].index(True)
-            changes = changes[last_jump + 1 :]
-        # one level more than changes: change i is between the levels i and i + 1
-        log_levels = np.log(np.array(_levels_around(changes)))
-        for split in range(len(log_levels) - 1, 0, -1):
-            earlier = log_levels[:split]
-            later = log_levels[split:]
-            gap_up = later.min() - earlier.max()
-            gap_down = earlier.min() - later.max()
-            widest_range = max(np.ptp(earlier), np.ptp(later))
-            if max(gap_up, gap_down) > widest_range:
-                return changes[split:]
-        if _ends_long_level(changes):
-            changes[0].ends_long_level = True
-            return changes[1:]
-        return changes
-
-    def _jumps_among_last_changes(self) -> list[bool]:
-        """Return for each of the last changes whether it is far larger than all others; at most two may be.
-
-        Example: the level wanders by a few percent, because the machine's speed varies, and once rises by half and
-        falls again. These two changes are jumps, and not part of the wandering.
-        """
-        sizes = [change.log_size for change in self._last_changes]
-        if len(sizes) <= _FEWEST_BESIDE_JUMP:
-            return [False] * len(sizes)
-        are_jumps = []
-        for index, size in enumerate(sizes):
-            other_sizes = [*sizes[:index], *sizes[index + 1 :]]
-            usual_size = float(np.median(other_sizes))
-            least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
-            are_jumps.append(size >= least_jump)
-        if sum(are_jumps) > _MOST_JUMPS:
-            return [False] * len(sizes)
-        return are_jumps
-
-    def _reach_range(self, changes: Sequence[LevelChange]) -> bool:
-        """Return whether the lowest or the highest level after ``changes`` is in the range of the wandering level."""
-        by_level = sorted(changes, key=lambda change: change.after_s[-1])
-        lowest_s = by_level[0].after_s
-        highest_s = by_level[-1].after_s
-        return self._is_in_range(lowest_s) or self._is_in_range(highest_s)
 
     def _begin_wandering(self, changes: Sequence[LevelChange]) -> LevelChange:
         """Return a new event into which ``changes`` are merged: its levels are the lowest and the highest of them."""
@@ -751,68 +665,46 @@ class LevelFollower:
             times=len(changes),
         )
         self._wandering = wandering
-        self._reported_changes.append(wandering)
-        self._wandering_range_s = _range_of(wandering)
+        self._reported.recent_changes.append(wandering)
         return wandering
 
-    def _widen(self, wandering: LevelChange, level_s: Seconds) -> None:
-        """Widen the range of the wandering level so that it includes ``level_s``."""
-        if level_s[-1] < wandering.before_s[-1]:
-            wandering.before_s = level_s
-        if level_s[-1] > wandering.after_s[-1]:
-            wandering.after_s = level_s
-        self._wandering_range_s = _range_of(wandering)
-
     def _absorb_changes_within_range(self, wandering: LevelChange) -> None:
-        """Merge earlier changes between levels in the range of ``wandering`` into it, then withdraw them.
+        """Merge into ``wandering`` the earlier changes between two levels in its range, and withdraw them.
 
-        ``wandering`` begins with the earliest of these changes, and its count includes those of earlier wanderings.
+        ``wandering`` then begins with the earliest of these changes. Only changes of earlier wanderings are counted.
         """
         within_range = []
-        for change in self._reported_changes:
+        for change in self._reported.recent_changes:
             if change is wandering or change.ends_long_level:
                 continue
-            before_is_inside = self._is_in_range(change.before_s)
-            after_is_inside = self._is_in_range(change.after_s)
+            before_is_inside = _is_in_range(change.before_s, wandering)
+            after_is_inside = _is_in_range(change.after_s, wandering)
             if before_is_inside and after_is_inside:
                 within_range.append(change)
         for change in within_range:
             wandering.since_step = min(wandering.since_step, change.since_step)
             if change.course in ("wanders", "alternates"):
                 wandering.times += change.times
-            self._reported_changes.remove(change)
-        self._withdraw(within_range)
-
-    def _is_in_range(self, level_s: Seconds) -> bool:
-        """Return whether ``level_s`` is in the range of the wandering level, or within half a range of its ends."""
-        low_s, high_s = self._wandering_range_s
-        margin_factor = math.sqrt(high_s / low_s)  # half of the range, in logarithms
-        step_s = level_s[-1]
-        return bool(low_s / margin_factor <= step_s <= high_s * margin_factor)
+            self._reported.recent_changes.remove(change)
+        self._reported.withdraw(within_range)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
         """Count ``change`` as part of the event ``wandering``."""
         wandering.times += 1
-        self._close_changes_since(wandering, last_step=change.since_step - 1)
+        self._reported.close_since(
+            wandering.since_step, last_step=change.since_step - 1
+        )
         if wandering.course == "wanders":
-            self._widen(wandering, change.after_s)
+            _widen(wandering, change.after_s)
             self._absorb_changes_within_range(wandering)
         self._report_wandering_again(wandering)
-
-    def _close_changes_since(self, wandering: LevelChange, last_step: int) -> None:
-        """Close the open changes that began with ``wandering`` or after it."""
-        first_newer_index = 0  # the oldest changes come first
-        for open_change in self.open_changes:
-            if open_change.since_step < wandering.since_step:
-                first_newer_index += 1
-        self._close_open_changes(first_newer_index, last_step)
 
     def _report_wandering_again(self, wandering: LevelChange) -> None:
         """Report ``wandering`` again if it now has 1, 2, 4, … changes, or if its range has widened and they are few."""
         is_power_of_two = wandering.times.bit_count() == 1
         has_few_changes = wandering.times < _REPORTED_EVERY_TIME
         if is_power_of_two or (wandering.is_corrected and has_few_changes):
-            self._changes_to_report.append(wandering)
+            self._reported.report(wandering)
 
     def _follows_trend(self, since_step: int) -> bool:
         """Return whether the level has steadily risen or fallen since ``since_step``, or since an open drift began."""
@@ -830,11 +722,12 @@ class LevelFollower:
 
     def _current_drift(self) -> LevelChange | None:
         """Return the last open change if it is a drift."""
-        if not self.open_changes or self.open_changes[-1].course != "drift":
+        last_open = self._reported.last_open
+        if last_open is None or last_open.course != "drift":
             return None
-        return self.open_changes[-1]
+        return last_open
 
-    def _merge_into_drift(self, change: LevelChange, is_line: bool) -> bool:
+    def _merge_into_drift(self, change: LevelChange, is_part_of_line: bool) -> bool:
         """Merge ``change`` into a drift, which an earlier change becomes; return whether it was merged.
 
         If there is no earlier change to merge with, but the level rises gradually, ``change`` itself becomes a drift.
@@ -846,15 +739,15 @@ class LevelFollower:
             drift_size_s = abs(drift.size_s)
             if drift.direction != change.direction:
                 # A small step back does not end the drift, but shows that it has come less far.
-                is_piece = size_s <= _SMALL_AGAINST_DRIFT * drift_size_s
-                if is_piece:
+                is_small_step_back = size_s <= _SMALL_AGAINST_DRIFT * drift_size_s
+                if is_small_step_back:
                     self._correct_current(run_is_over=False)
-                return is_piece
+                return is_small_step_back
             is_small_piece = size_s <= _SMALL_BESIDE_DRIFT * drift_size_s
 
         rises_gradually = self._rises_gradually()
         has_many_stairs = rises_gradually or len(self._same_direction_changes) > _STAIRS
-        if not is_line and not has_many_stairs and not is_small_piece:
+        if not is_part_of_line and not has_many_stairs and not is_small_piece:
             return False
         begin = self._begin_of_drift(change, has_many_stairs)
         if begin is None:
@@ -862,14 +755,14 @@ class LevelFollower:
             change.is_gradual = True
             self._correct_begin_of_drift(change)
             return False
-        self._extend_drift(begin, is_gradual=is_line or rises_gradually)
+        self._extend_drift(begin, is_gradual=is_part_of_line or rises_gradually)
         return True
 
     def _extend_drift(self, drift: LevelChange, is_gradual: bool) -> None:
         """Merge the open changes after ``drift``, and the latest change, which is not open yet, into ``drift``."""
         is_new_drift = drift.course != "drift"
-        pieces = self.open_changes[self.open_changes.index(drift) + 1 :]
-        self._withdraw(pieces)
+        pieces = self._reported.open_after(drift)
+        self._reported.withdraw(pieces)
         drift.course = "drift"
         drift.after_s = self._end_of_drift(drift)
         drift.times += 1 + len(pieces)
@@ -879,7 +772,7 @@ class LevelFollower:
         if drift.is_gradual and is_begin_due:
             self._correct_begin_of_drift(drift)
         if is_new_drift or drift.is_corrected:
-            self._changes_to_report.append(drift)
+            self._reported.report(drift)
 
     def _rises_gradually(self) -> bool:
         """Return whether the level rose (or fell) between the last changes in one direction, and not in jumps at them.
@@ -915,7 +808,7 @@ class LevelFollower:
         begin = None
         next_step = change.since_step
         next_interval = None
-        for earlier in reversed(self.open_changes):
+        for earlier in reversed(self._reported.open_changes):
             if earlier.direction != change.direction:
                 break
             if earlier.course == "drift":
@@ -962,9 +855,96 @@ def _changed_parts(before_s: Seconds, after_s: Seconds) -> NDArray[np.bool_]:
     return is_changed
 
 
+def _changes_that_may_wander(
+    confirmed_changes: Sequence[LevelChange],
+) -> list[LevelChange]:
+    """Return the last of ``confirmed_changes``, after the last one that certainly is not part of a wandering level.
+
+    These changes are not part of it:
+
+    - a jump (see ``_find_jumps``);
+    - a change that separates two ranges of levels (see ``_last_separating_change``);
+    - the first change, if it ended a long level (see ``_ends_long_level``). It is marked with ``ends_long_level``.
+    """
+    changes = list(confirmed_changes)
+    are_jumps = _find_jumps(changes)
+    if any(are_jumps):
+        last_jump = len(changes) - 1 - are_jumps[::-1].index(True)
+        changes = changes[last_jump + 1 :]
+    separating = _last_separating_change(changes)
+    if separating is not None:
+        return changes[separating + 1 :]
+    if _ends_long_level(changes):
+        changes[0].ends_long_level = True
+        return changes[1:]
+    return changes
+
+
+def _last_separating_change(changes: Sequence[LevelChange]) -> int | None:
+    """Return the index of the last change after which the level stayed away from all earlier levels; None if none did.
+
+    The gap between all earlier and all later levels is then wider than the range of either.
+    """
+    # one level more than changes: change i is between the levels i and i + 1
+    log_levels = np.log(np.array(_levels_around(changes)))
+    for index in reversed(range(len(changes))):
+        earlier = log_levels[: index + 1]
+        later = log_levels[index + 1 :]
+        gap_up = later.min() - earlier.max()
+        gap_down = earlier.min() - later.max()
+        widest_range = max(np.ptp(earlier), np.ptp(later))
+        if max(gap_up, gap_down) > widest_range:
+            return index
+    return None
+
+
+def _find_jumps(changes: Sequence[LevelChange]) -> list[bool]:
+    """Return for each of ``changes`` whether it is a jump: far larger than all others. At most two may be.
+
+    Example: the level wanders by a few percent, because the machine's speed varies, and once rises by half and falls
+    again. These two changes are jumps, and not part of the wandering.
+    """
+    sizes = [change.log_size for change in changes]
+    if len(sizes) <= _FEWEST_BESIDE_JUMP:
+        return [False] * len(sizes)
+    are_jumps = []
+    for index, size in enumerate(sizes):
+        other_sizes = [*sizes[:index], *sizes[index + 1 :]]
+        usual_size = float(np.median(other_sizes))
+        least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
+        are_jumps.append(size >= least_jump)
+    if sum(are_jumps) > _MOST_JUMPS:
+        return [False] * len(sizes)
+    return are_jumps
+
+
 def _range_of(wandering: LevelChange) -> tuple[float, float]:
     """Return the lowest and the highest seconds of the step of a level that wanders."""
     return float(wandering.before_s[-1]), float(wandering.after_s[-1])
+
+
+def _widen(wandering: LevelChange, level_s: Seconds) -> None:
+    """Widen the range of the wandering level so that it includes ``level_s``."""
+    if level_s[-1] < wandering.before_s[-1]:
+        wandering.before_s = level_s
+    if level_s[-1] > wandering.after_s[-1]:
+        wandering.after_s = level_s
+
+
+def _is_in_range(level_s: Seconds, wandering: LevelChange) -> bool:
+    """Return whether ``level_s`` is in the range of the wandering level, or within half a range of its ends."""
+    low_s, high_s = _range_of(wandering)
+    margin_factor = math.sqrt(high_s / low_s)  # half of the range, in logarithms
+    step_s = level_s[-1]
+    return bool(low_s / margin_factor <= step_s <= high_s * margin_factor)
+
+
+def _reach_range(changes: Sequence[LevelChange], wandering: LevelChange) -> bool:
+    """Return whether the lowest or the highest level after ``changes`` is in the range of the wandering level."""
+    by_level = sorted(changes, key=lambda change: change.after_s[-1])
+    lowest_s = by_level[0].after_s
+    highest_s = by_level[-1].after_s
+    return _is_in_range(lowest_s, wandering) or _is_in_range(highest_s, wandering)
 
 
 def _ends_long_level(changes: Sequence[LevelChange]) -> bool:

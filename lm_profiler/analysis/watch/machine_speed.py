@@ -6,6 +6,8 @@ lengthens one or two of them. So each step time is divided into two factors: the
 machine's usual speed, and the slowness of the machine. How strongly a part follows the machine is estimated from quick
 moves of all parts. So a part that the program lengthens slowly, while the machine becomes faster, is not mistaken for
 one that does not depend on the machine.
+
+A *move* is by how much a part has become longer: the logarithm of the factor, so that a move of 0.1 is about 10 %.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from lm_profiler.analysis.watch.step_blocks import (
 )
 from lm_profiler.record.parts import PARTS, TIMED
 
-# All changes and distances of times are differences of natural logarithms: 0.1 is about 10 %.
+# All moves, changes and distances of times are differences of natural logarithms.
 
 # -- how slow the machine is
 _LEAST_SHARE_OF_STEP = 0.02  # shorter parts are not used to estimate the slowness
@@ -139,43 +141,45 @@ class MachineSpeed:
         return self._remove_from_blocks(run_is_over=False)
 
     def _remove_from_blocks(self, run_is_over: bool) -> tuple[StepNumbers, Seconds]:
-        """Return the steps whose seconds at the usual speed are known, with these seconds, and forget them."""
+        """Take the steps out for which the slowness of the machine is known; return them and their seconds without it.
+
+        The slowness is passed to the follower.
+        """
         blocks = cut_into_blocks(self._steps, self._seconds)
         if blocks and not self._usual_parts.are_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
             self.usual_step_s = float(np.median(self._seconds[:, -1]))
         moves = self._known_moves(blocks, run_is_over)
-
-        count = len(moves) * BLOCK
-        steps = self._steps[:count]
-        seconds = self._seconds[:count]
-        self._steps = self._steps[count:]
-        self._seconds = self._seconds[count:]
+        steps, seconds = self._take_steps(len(moves) * BLOCK)
         if not moves:
             return steps, seconds
-
-        moves_by_step = np.repeat(np.array(moves), BLOCK, axis=0)
-        parts_s = seconds[:, :-1]
-        program_parts_s = parts_s * np.exp(-moves_by_step)
-        program_s = np.column_stack([program_parts_s, program_parts_s.sum(axis=1)])
+        program_s = _without_moves(seconds, moves)
         program_blocks = cut_into_blocks(steps, program_s)
         slowness_logs = logs_of(blocks[: len(moves)]) - logs_of(program_blocks)
         self._pass_to_follower(steps, slowness_logs)
         return steps, program_s
 
+    def _take_steps(self, count: int) -> tuple[StepNumbers, Seconds]:
+        """Remove and return the first ``count`` steps, and their seconds."""
+        steps = self._steps[:count]
+        seconds = self._seconds[:count]
+        self._steps = self._steps[count:]
+        self._seconds = self._seconds[count:]
+        return steps, seconds
+
     def _known_moves(
         self, blocks: Sequence[StepBlock], run_is_over: bool
     ) -> list[NDArray[np.float64]]:
-        """Return for each of ``blocks`` (PARTS,) by how much the machine lengthens the parts, as far as it is known.
+        """Return for each of the first ``blocks`` (PARTS,) by how much the machine moves the parts.
 
-        While the run goes on, a block with which the program may have changed all parts waits for the blocks after it,
-        which show whether it has. The blocks that follow it wait, too.
+        The list ends before a block in which the program may have changed all parts, as long as the run goes on and too
+        few blocks follow that block: only they show whether the program has.
         """
         moves = []
         for index, block in enumerate(blocks):
             later = blocks[index + 1 : index + 1 + _BLOCKS_AFTER]
-            are_later_known = len(later) == _BLOCKS_AFTER or run_is_over
-            if not are_later_known and self._usual_parts.may_change_with(block):
+            is_decidable = len(later) == _BLOCKS_AFTER or run_is_over
+            if not is_decidable and self._usual_parts.may_change_with(block):
                 break
             moves.append(self._usual_parts.moves_in(block, later))
         return moves
@@ -185,7 +189,7 @@ class MachineSpeed:
         return self._follower.take_changed()
 
     def finish(self) -> tuple[StepNumbers, Seconds]:
-        """Return the steps that still waited for later ones, and their seconds, as ``remove`` does."""
+        """Return the steps that ``remove`` has not returned yet, and their seconds at the usual speed."""
         rest = self._remove_from_blocks(run_is_over=True)
         self._follower.finish()
         return rest
@@ -232,6 +236,13 @@ class MachineSpeed:
         return float(np.median(changes))
 
 
+def _without_moves(seconds: Seconds, moves: Sequence[NDArray[np.float64]]) -> Seconds:
+    """Return ``seconds`` of steps without the ``moves`` of their parts, which are given for each block of the steps."""
+    moves_by_step = np.repeat(np.array(moves), BLOCK, axis=0)  # (steps, PARTS)
+    parts_s = seconds[:, :-1] * np.exp(-moves_by_step)
+    return np.column_stack([parts_s, parts_s.sum(axis=1)])
+
+
 class _UsualParts:
     """The usual time of each part of the step, from which it is computed how much slower the machine is in a block."""
 
@@ -253,48 +264,61 @@ class _UsualParts:
         self._logs = np.median(logs, axis=0)
 
     def may_change_with(self, block: StepBlock) -> bool:
-        """Return whether the program may have changed all parts with ``block``, which the blocks after it will show."""
+        """Return whether the program may have changed all parts in ``block``; only the blocks after it show whether."""
         return self._moves_beyond_others(_logs_of_parts(block)) is not None
 
     def moves_in(
         self, block: StepBlock, later: Sequence[StepBlock]
     ) -> NDArray[np.float64]:
-        """Return (PARTS,) logarithms of the factors by which the machine lengthens the parts of ``block``.
+        """Return (PARTS,) by how much the machine moves the parts of ``block``; then update their usual times.
 
-        Only the distance of a part from its usual time that is common to most parts is due to the machine.
+        Of the distance of a part from its usual time, only what most parts have in common is due to the machine.
 
         Args:
             block: the next block.
             later: the blocks after it, as far as they are known.
         """
-        self._blocks += 1
-        self._follow_change_of_all(_logs_of_parts(block), later)
-        distances = _logs_of_parts(block) - self._logs
+        logs = _logs_of_parts(block)
+        self._follow_change_of_all(logs, later)
+        self._responses.add(logs, self._are_large())
+        distances = logs - self._logs
+        moves = self._moves_by_machine(distances)
+        self._follow_program(distances - moves)
+        return moves
+
+    def _moves_by_machine(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return (PARTS,) the share of the ``distances`` from the usual times that is due to the machine."""
         common_move = self._common_move(distances)
-        are_large = self._are_large()
-        self._responses.add(_logs_of_parts(block), are_large)
-        are_known = self._responses.are_known(are_large)
+        are_known = self._responses.are_known(self._are_large())
         weakest, usual, strongest = self._responses.ranges(are_known)
-        # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all. If
-        # the machine becomes faster, ``common_move`` is negative, and the strongest response gives the lower limit.
-        limits = np.array([common_move * weakest, common_move * strongest])
-        moves: NDArray[np.float64] = np.clip(
-            distances, limits.min(axis=0), limits.max(axis=0)
-        )
+        # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all.
+        least_moves = common_move * weakest
+        most_moves = common_move * strongest
+        machine_is_faster = common_move < 0.0
+        if machine_is_faster:
+            least_moves, most_moves = most_moves, least_moves
+        moves: NDArray[np.float64] = np.clip(distances, least_moves, most_moves)
         # A part beyond its limits was changed by the program. The machine still moves it by its usual response.
         changed_distance = _BEYOND_RESPONSE if are_known else _CHANGED_DISTANCE
         are_changed = np.abs(distances - moves) > changed_distance
         moves[are_changed] = common_move * usual[are_changed]
-        # With time, the changed duration becomes the usual one, so that the part can show the machine's speed again.
-        changes = np.clip(distances - moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
-        followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
-        self._logs = self._logs + followed_share * changes
         return moves
+
+    def _follow_program(self, program_moves: NDArray[np.float64]) -> None:
+        """Move the usual times by a share of the (PARTS,) moves of a block that are due to the program.
+
+        So a part that the program has changed gets a new usual time, and can show the machine's speed again.
+        """
+        self._blocks += 1
+        limited_moves = np.clip(program_moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
+        # at first the mean of all blocks, later a mean in which old blocks count less and less
+        followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
+        self._logs = self._logs + followed_share * limited_moves
 
     def _follow_change_of_all(
         self, logs: NDArray[np.float64], later: Sequence[StepBlock]
     ) -> None:
-        """Change the usual times of all parts if the program has changed one part for good, and all others thereby.
+        """Change the usual times of all parts if the program has changed one part for good, and with it all others.
 
         For example, after a sleep of some milliseconds a CPU computes at half its speed for a while, and a part that
         reads much memory leaves less of the caches to the others.
@@ -313,9 +337,13 @@ class _UsualParts:
     def _lasting_moves(
         self, logs: NDArray[np.float64], later: Sequence[StepBlock]
     ) -> NDArray[np.float64] | None:
-        """Return (PARTS,) how far the parts have moved for good, if some move far beyond the others with ``logs``.
+        """Return (PARTS,) how far the parts have moved for good, if some move far beyond the others in the next block.
 
-        None also if the blocks after them, ``later``, are too few, or show that it was only a burst.
+        Return None if they do not, if too few blocks follow, or if these show that it was only a burst.
+
+        Args:
+            logs: (PARTS,) the logarithms of the parts in the next block.
+            later: the blocks after it.
         """
         if len(later) < _BLOCKS_AFTER or self._moves_beyond_others(logs) is None:
             return None
@@ -331,10 +359,10 @@ class _UsualParts:
     def _moves_beyond_others(
         self, logs: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Return (PARTS,) how far the parts have moved from the last blocks to ``logs``; None in most blocks.
+        """Return (PARTS,) how far the parts have moved from the last blocks to ``logs``, if some moved very far.
 
-        Some parts must have moved far beyond the others, in the same direction, and make up most of the change of the
-        step. None also if too few blocks are known.
+        These must have moved far beyond the others, in the same direction, and make up most of the change of the step.
+        Otherwise, and if too few blocks are known, return None.
         """
         # The last block may hold steps from before and from after a change.
         logs_before = list(self._last_logs)[:-1]
@@ -382,21 +410,20 @@ class _UsualParts:
 
 
 class _Responses:
-    """How strongly each part follows the machine, estimated from its moves over a few blocks.
+    """How strongly each part follows the machine, estimated from moves over a few blocks.
 
     A response of 1 means that the part moves as far as most parts. Over a few blocks the program changes little, so the
-    response of a part is known although the part drifts over thousands of steps.
+    response of a part can be estimated even if the program lengthens the part over thousands of steps.
     """
 
     def __init__(self) -> None:
         # (PARTS,) logarithms of the parts in each of the last blocks
         self._last_logs: deque[NDArray[np.float64]] = deque(maxlen=_BLOCKS_BETWEEN)
         self._moves = 0
-        # sums over the moves: of the squared moves of most parts, of the products of these with those of each part, and
-        # of the squared moves of each part
-        self._squares = 0.0
-        self._products = np.zeros(len(PARTS))
-        self._part_squares = np.zeros(len(PARTS))
+        # sums over the moves, from which the response of each part is fitted by least squares
+        self._squares = 0.0  # the common move (that of most parts), squared
+        self._products = np.zeros(len(PARTS))  # the common move times the part's move
+        self._part_squares = np.zeros(len(PARTS))  # the part's move, squared
 
     def add(self, logs: NDArray[np.float64], are_large: NDArray[np.bool_]) -> None:
         """Add the next block. Its parts that ``are_large`` show how far the machine has moved.
@@ -417,11 +444,11 @@ class _Responses:
         self._last_logs.append(logs)
 
     def forget_last(self) -> None:
-        """Forget the last blocks: what differs from them was changed by the program."""
+        """Forget the last blocks: later blocks differ from them because the program has changed the parts."""
         self._last_logs.clear()
 
     def are_known(self, are_large: NDArray[np.bool_]) -> bool:
-        """Return whether the moves of the parts that ``are_large`` follow their responses."""
+        """Return whether there are enough moves, and the parts that ``are_large`` follow their responses closely."""
         if self._moves < _FEWEST_MOVES:
             return False
         part_squares = np.maximum(self._part_squares, _LEAST_SQUARES)
@@ -448,7 +475,7 @@ class _Responses:
         return weakest, responses, strongest
 
     def _squared_errors(self) -> NDArray[np.float64]:
-        """Return (PARTS,) sums of the squares that the responses leave of the moves of each part."""
+        """Return (PARTS,) the sum of squares of each part's moves that its response does not explain."""
         responses = self._products / self._squares
         errors: NDArray[np.float64] = self._part_squares - responses * self._products
         return np.maximum(errors, 0.0)

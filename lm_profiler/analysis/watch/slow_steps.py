@@ -28,7 +28,7 @@ _SINGLE_SHARE = 5e-4
 _SINGLE_CAUSED_SHARE = 1e-4  # for a step with a cause of its own
 _SINGLE_LEAST_S = 0.05
 _SINGLE_MOST_S = 1.0
-# Without a cause of its own, its excess must also be 3 times the 0.9 quantile of that of the last slow steps.
+# Without a cause of its own, its excess must also be 3 times the 0.9 quantile of the excess of the last slow steps.
 _COMMON_STEPS = 100
 _FEWEST_COMMON = 10
 _COMMON_QUANTILE = 0.9
@@ -49,8 +49,10 @@ _NEARLY_ALL = 0.8
 # of 10,000 groups of 20.
 _MOST_USUAL_SHARE = 0.4
 _FEWEST_REPEATS = 4  # slow steps that are needed to judge whether they are regular
-_REGULAR_SHARE = 0.8  # the share of them that must come at the expected steps
-_REGULAR_WITHIN = 0.02  # the share of the interval by which they may miss these
+_REGULAR_SHARE = 0.8  # the share of the slow steps that must come at the expected steps
+_REGULAR_WITHIN = (
+    0.02  # the share of the interval by which they may miss the expected steps
+)
 # Slow steps take longer and longer if there are so many of them, their rank correlation with time is at least this high
 # (by chance in 7 of 1,000 groups of eight), and the last quarter takes so many times as long as the first.
 _FEWEST_GROWING = 8
@@ -74,10 +76,10 @@ class SlowStep:
     begin_ns: int
     end_ns: int
     step_s: float
-    usual_s: float  # the usual time of a step around it
+    usual_s: float  # the usual time of the steps around this one
     # the part of the step with most of the excess; None if no part has half of it
     part: str | None
-    part_s: float  # the time of that part, or of the whole step if it is None
+    part_s: float  # the time of ``part``, or of the whole step if ``part`` is None
     data_s: float  # the time of the part "data" in this step
     usual_data_s: float  # how long steps usually wait for data
 
@@ -201,24 +203,31 @@ class SlowSteps:
 
 
 def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (steps, TIMED) the usual seconds around each step of all blocks except the first and the last.
+    """Return (steps, TIMED) the usual seconds for each step of all blocks except the first and the last.
 
     Args:
         medians_s: (blocks, TIMED) the medians over the steps of each block: by part, and last of the whole step.
     """
-    usual_s = medians_s[1:-1].copy()
+    usual_s = medians_s[1:-1].copy()  # of a part: the median of its block
     # For the whole step (the last column) the largest median of three blocks counts, so that the first steps of a
     # slower level do not count as slow steps.
     step_s = medians_s[:, -1]
-    before_s, own_s, after_s = step_s[:-2], step_s[1:-1], step_s[2:]
-    usual_s[:, -1] = np.max([before_s, own_s, after_s], axis=0)
+    previous_block_s = step_s[:-2]
+    same_block_s = step_s[1:-1]
+    next_block_s = step_s[2:]
+    usual_s[:, -1] = np.max([previous_block_s, same_block_s, next_block_s], axis=0)
     return np.repeat(usual_s, NEIGHBOURS, axis=0)
 
 
 def _usual_at_end_s(medians_s: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
-    """Return (steps, TIMED) the same for the last ``steps`` of a run, from the medians of the last two blocks."""
+    """Return (steps, TIMED) the usual seconds for each of the last ``steps`` of a run, which no full block follows.
+
+    Args:
+        medians_s: (blocks, TIMED) as for ``_usual_between_blocks_s``; the last block holds the first of these steps.
+        steps: the number of steps in the last block and after it.
+    """
     usual_s = medians_s[-1].copy()
-    # for the whole step (the last column), the larger median of the two blocks
+    # for the whole step (the last column), the larger median of the last two blocks
     usual_s[-1] = medians_s[-2:, -1].max()
     return np.tile(usual_s, (steps, 1))
 
@@ -237,10 +246,9 @@ class SlowStepGroup:
     part_s: float = 0.0  # sum of the times of the part in these steps
     cause_s: float = 0.0  # sum of the seconds that their causes explain
     last_step: int = 0
-    epoch_starts: int = 0  # how many of them were the first step of an epoch
-    # the numbers of the last of them
+    epoch_starts: int = 0  # how many of the steps were the first step of an epoch
+    # the numbers of the last slow steps, and (``steps_s``) their times
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))
-    # the times of these steps
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
     is_reported: bool = False  # whether the group is an event
     _last_occurrence: Occurrence | None = None
@@ -298,7 +306,10 @@ class SlowStepGroup:
         return self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
 
     def costs_much_in_one_part(self, at_s: float, watched_s: float) -> bool:
-        """Return whether there are so many slow steps in one part that a smaller excess is enough for an event."""
+        """Return whether there are so many slow steps in one part that a smaller excess is enough for an event.
+
+        The part must usually be a small share of the step: other processes delay long parts most.
+        """
         if self.part is None or self.times < _FEWEST_OF_ONE_PART:
             return False
         usual_share_of_part = (self.part_s - self.excess_s) / self.usual_s
@@ -316,7 +327,7 @@ class SlowStepGroup:
         return step - self.last_step < _FASTER * mean_interval
 
     def restart(self) -> None:
-        """Drop all slow steps except the last one, because from there on something new has been happening."""
+        """Drop all slow steps except the last one, with which something new has begun."""
         occurrence = self._last_occurrence
         assert occurrence is not None
         self.times = 0
