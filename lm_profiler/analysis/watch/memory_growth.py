@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,6 +83,14 @@ class MemoryGrowth:
         return self.now_bytes - self.begin_bytes
 
 
+class _Reading(NamedTuple):
+    """The least memory that was held in an interval which ended at ``at_s``, in ``step``."""
+
+    at_s: float
+    held_bytes: float
+    step: int
+
+
 class _Window:
     """The last readings of memory, over the time of a ``span``; each is the least memory of an interval."""
 
@@ -96,6 +105,11 @@ class _Window:
     @property
     def is_full(self) -> bool:
         return len(self.held_bytes) == self.span.readings
+
+    def reading(self, index: int) -> _Reading:
+        return _Reading(
+            self.times_s[index], float(self.held_bytes[index]), self.steps[index]
+        )
 
     def add(self, at_s: float, held_bytes: float, step: int) -> bool:
         """Add the memory held at ``at_s``; return whether this completes an interval, and thus a reading."""
@@ -117,7 +131,7 @@ class _Window:
         The line goes through the later half of the readings, because growth may have begun among the earlier ones.
         """
         times_s = np.array(self.times_s)
-        slope = float(np.median(self._slopes()))
+        slope = float(np.median(self._slopes_over(times_s)))
         heights = np.array(self.held_bytes) - slope * times_s
         half = len(heights) // 2
         return slope, float(np.median(heights[-half:])) + slope * times_s
@@ -127,20 +141,14 @@ class _Window:
         if not self.is_full:
             return False
         held_bytes = np.array(self.held_bytes)
-        slope, line_bytes = self.line()
+        _, line_bytes = self.line()
         grew_bytes = float(line_bytes[-1] - line_bytes[0])
         least_bytes = max(_LEAST_GROWTH_BYTES, self.span.least_share * held_bytes[0])
         if grew_bytes < least_bytes:
             return False
-        slopes = self._slopes()
-        half = len(slopes) // 2
-        earlier_slope = float(np.median(slopes[:half]))
-        later_slope = float(np.median(slopes[-half:]))
-        is_uneven = float(np.quantile(slopes, 0.25)) < _UNEVEN * slope
-        is_slowing = later_slope < _SLOWING * earlier_slope
-        if is_uneven or is_slowing:
+        # With each step, memory grows evenly even if the machine's speed changes.
+        if not self._is_even_over(self.times_s) and not self._is_even_over(self.steps):
             return False
-
         quarter = len(held_bytes) // 4
         lowest_rise = held_bytes[-quarter:].min() - held_bytes[:quarter].min()
         if lowest_rise < _LASTING * 0.75 * grew_bytes:
@@ -148,13 +156,34 @@ class _Window:
         noise_bytes = robust_std(held_bytes - line_bytes)
         return bool(grew_bytes >= _ABOVE_NOISE * noise_bytes)
 
-    def _slopes(self) -> NDArray[np.float64]:
-        """Return the slopes between all readings that are a quarter of the window apart, in bytes per second."""
+    def _is_even_over(self, positions: Sequence[float]) -> bool:
+        """Return whether memory grew about equally fast in all parts of the window, and not ever more slowly.
+
+        ``positions`` are the times, or the steps, of the readings.
+        """
+        slopes = self._slopes_over(np.array(positions))
+        half = len(slopes) // 2
+        if half == 0:  # hardly a step has ended
+            return False
+        earlier_slope = float(np.median(slopes[:half]))
+        later_slope = float(np.median(slopes[-half:]))
+        is_uneven = float(np.quantile(slopes, 0.25)) < _UNEVEN * float(
+            np.median(slopes)
+        )
+        is_slowing = later_slope < _SLOWING * earlier_slope
+        return not is_uneven and not is_slowing
+
+    def _slopes_over(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the slopes between all readings that are a quarter of the window apart, in bytes per unit of position.
+
+        Slopes between readings at the same position are left out.
+        """
         held_bytes = np.array(self.held_bytes)
-        times_s = np.array(self.times_s)
         apart = len(held_bytes) // 4
         rises = held_bytes[apart:] - held_bytes[:-apart]
-        slopes: NDArray[np.float64] = rises / (times_s[apart:] - times_s[:-apart])
+        distances = positions[apart:] - positions[:-apart]
+        is_known = distances > 0
+        slopes: NDArray[np.float64] = rises[is_known] / distances[is_known]
         return slopes
 
 
@@ -212,13 +241,13 @@ class MemoryWatch:
         slope, line_bytes = window.line()
         distances = np.abs(np.array(window.held_bytes) - line_bytes)
         are_near = distances <= _NEAR * (line_bytes[-1] - line_bytes[0])
-        begin = int(are_near.argmax())
+        begin = self._beginning(window.reading(int(are_near.argmax())), slope, window)
         self.growth = MemoryGrowth(
             step=step,
             at_s=window.times_s[-1],
-            since_step=window.steps[begin],
-            begin_s=window.times_s[begin],
-            begin_bytes=float(window.held_bytes[begin]),
+            since_step=begin.step,
+            begin_s=begin.at_s,
+            begin_bytes=begin.held_bytes,
             now_s=window.times_s[-1],
             now_bytes=float(line_bytes[-1]),
             bytes_per_s=slope,
@@ -228,6 +257,26 @@ class MemoryWatch:
         )
         self._growing_window = window
         return self.growth
+
+    def _beginning(self, first: _Reading, slope: float, window: _Window) -> _Reading:
+        """Return the reading at which growth began: ``first``, or an earlier one of longer windows.
+
+        From it on, memory has risen at no less than a quarter of ``slope``, in each quarter of ``window``.
+        """
+        earlier_readings: list[_Reading] = []
+        for other in self._windows:
+            for index in range(len(other.times_s)):
+                earlier_readings.append(other.reading(index))
+        begin = first
+        for reading in sorted(earlier_readings, reverse=True):
+            seconds = begin.at_s - reading.at_s
+            if seconds < window.span.seconds / 4:
+                continue
+            rise_bytes = begin.held_bytes - reading.held_bytes
+            if rise_bytes < _UNEVEN * slope * seconds:
+                break
+            begin = reading
+        return begin
 
     def _follow_growth(
         self, growth: MemoryGrowth, window: _Window

@@ -149,3 +149,16 @@ def test_growth_that_becomes_faster_is_reported_again() -> None:
     growth = reports_of(held, 120.0, every_s=1.0)[-1].growth
     assert growth.bytes_per_s == pytest.approx(50 * MIB, rel=0.1)
     assert growth.since_step == pytest.approx(0, abs=30)
+
+
+def test_a_leak_of_each_step_is_found_while_the_machine_gets_slower() -> None:
+    """From step 400 on each step keeps 0.4 MiB; every second a step takes 5 % longer than in the second before."""
+    watch = MemoryWatch()
+    steps = 0
+    found = None
+    for second in range(60):
+        steps += round(200 / 1.05**second)
+        held_mib = 600.0 + 0.4 * max(steps - 400, 0)
+        found = found or watch.add(float(second), round(held_mib * 2**20), steps)
+    assert found is not None
+    assert found.since_step == pytest.approx(400, abs=100)
