@@ -180,7 +180,7 @@ class Call:
     def replacement_notes(self, uses_own_loaders: bool = False) -> list[str]:
         """Return notes for the user, one for each section of the config files that this call replaces.
 
-        A note names the class that replaces that of the section. The options of the section are ignored.
+        A note names the class of the call, and states that the options of the section are ignored.
         """
         lines = []
         file = self.file or "the config"

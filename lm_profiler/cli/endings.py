@@ -18,10 +18,9 @@ class Terminated(KeyboardInterrupt):
 def handled(
     handlers: Mapping[int, Callable[[int, FrameType | None], Any]],
 ) -> Iterator[None]:
-    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can.
+    """Install signal ``handlers`` within the context and restore the former ones; in the main thread only.
 
-    A handler may change other handlers: ``interrupting`` changes that of SIGINT, ``terminate`` that of SIGCHLD. These
-    are restored too.
+    The handlers of SIGINT and SIGCHLD are restored too, because ``interrupting`` and ``terminate`` change them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -118,7 +118,7 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
     for reason in reasons:
         if not _OWN_MESSAGE.match(reason):
             continue
-        # The message of one of our classes is complete, but for the section of its option.
+        # The message of one of our classes is complete, except that it lacks the section of the option.
         names_subject = not subject or reason.startswith(f"{subject}.")
         if not names_subject:
             reason = f"{subject}.{reason}"

@@ -49,7 +49,7 @@ from lm_profiler.usage_error import UsageError, expect
 
 # the number of values of an option that takes any number of them
 UNLIMITED = sys.maxsize
-_MAX_VALUES = 1000  # for one option in a sweep or a search
+_MAX_VALUES = 1000  # the most values of one option in a sweep or a search
 
 # the fields that are not options
 _FIT_OPTIONS, _PROGRAM, _COMMAND = "options", "program", "command"

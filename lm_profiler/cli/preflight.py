@@ -56,7 +56,8 @@ def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
     available = free_bytes_per_replica(cli.trainer)
     if available is None:
         return None
-    cli.model = cli.build("model")  # Its weights are created later.
+    # This creates no weights: ``configure_model`` does that later.
+    cli.model = cli.build("model")
     line = refusal_by_weights(cli, available)
     if line is None:
         return None
@@ -107,7 +108,8 @@ def _rehearse(
 ) -> Planned | Unplanned:
     """Rehearse the run in a child process, and return its plan or the reason why it cannot be planned.
 
-    ``maximized`` is the batch or the context whose largest value in ``device_bytes`` is searched, or nothing.
+    ``maximized`` is ``batch`` or ``context``, whose largest value that fits into ``device_bytes`` is searched for, or
+    ``nothing``.
     """
     gpu = gpu_of(cli.trainer.strategy.root_device)
     rehearsal = start_rehearsal(

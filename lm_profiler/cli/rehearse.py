@@ -67,7 +67,8 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0  # seconds for all sizes of one call
 
-# the share of the time limit that is spent on the steps of one size if steps may differ
+# If steps of one size (batch and context) may differ from each other, several are rehearsed. After this share of the
+# time limit no further one begins.
 _STEPS_SHARE = 0.05
 
 # the Trainer options that affect a step on one device, besides its precision
@@ -107,7 +108,7 @@ def _search_sizes(
     if not size:
         return
     unit = _UNIT if maximized == "context" and size % _UNIT == 0 else 1
-    # It yields the sizes to try, in units, receives the peak bytes of each, and returns the largest size that fits.
+    # The search yields sizes in units, is sent the peak bytes of each, and returns the largest size that fits.
     search = largest_that_fits(size // unit, peak_bytes, device_bytes)
     try:
         units = next(search)
@@ -441,14 +442,14 @@ def _batches_in_step(cli: ProfilerCLI) -> int:
 
 
 def _unrehearsed_factor(cli: ProfilerCLI) -> float:
-    """Return how many times as many batches a step has as its rehearsal."""
+    """Return the number of batches of a step divided by the number of rehearsed batches; at least 1."""
     return max(_batches_in_step(cli) / _BATCHES, 1.0)
 
 
 def _scaled_bytes_sent(
     cli: ProfilerCLI, strategy: FakeDevice, bytes_sent: Mapping[str, int]
 ) -> dict[str, int]:
-    """Scale the bytes that the rehearsed batches sent to all of a step; DDP reduces gradients once a step."""
+    """Scale the bytes that the rehearsed batches sent to all batches of a step; DDP sends gradients once per step."""
     scaled = dict(bytes_sent)
     if strategy.reduces:
         return scaled
@@ -463,7 +464,7 @@ def _scaled_work(
 ) -> dict[str, Work]:
     """Scale the ``rehearsed`` work of each phase to all batches of a step, in the run's own dtype.
 
-    The bytes stay unknown with ``bytes_are_unknown``: a compiler, or kernels of a GPU, keep other tensors for backward
+    With ``bytes_are_unknown`` the bytes become None: a compiler, or kernels of a GPU, keep other tensors for backward
     than the rehearsal did.
     """
     scaled = dict(rehearsed)

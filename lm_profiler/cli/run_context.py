@@ -64,7 +64,7 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
-_NO_RANK = -1  # the key of an end that no rank has written
+_NO_RANK = -1  # stands for the rank of an end that no rank has written to a file
 # seconds in which ranks may end by themselves after the run of this process has ended
 _LEAVING_S = 5.0
 # seconds in which ranks may write their progress after SIGTERM
@@ -263,7 +263,7 @@ class RunContext:
     def _cause_of_end(
         self, rank: int, error: ProcessException, folder: Path
     ) -> RankEnd:
-        """Return the end that caused those of the other ranks, given the ``error`` by which ``rank`` ended."""
+        """Return the end that caused the other ranks to end, given the ``error`` that ended ``rank``."""
         ends = read_ends(folder)
         failure = _failure_in_setup(error).model_copy(
             update={"rank": rank, "host": platform.node()}
@@ -277,7 +277,7 @@ class RunContext:
             )
         exit_codes = {rank: getattr(error, "exit_code", 1)}
         cause = first_end(ends, [rank], exit_codes)
-        assert cause is not None  # it is None only without any end
+        assert cause is not None  # ``ends`` is not empty
         return cause
 
     def _record(self, status: Status, failure: Failure, **facts: Any) -> None:

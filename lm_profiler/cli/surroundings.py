@@ -29,12 +29,12 @@ _LEVELS = {
     "lightning.pytorch": logging.ERROR,
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
-    "torch.multiprocessing.spawn": logging.ERROR,  # It would list the ranks that it ends after one has failed.
-    "lightning.pytorch.profilers": logging.INFO,  # A profiler that the user requested logs its report here.
+    "torch.multiprocessing.spawn": logging.ERROR,  # logs a warning for each rank that it ends after one has failed
+    "lightning.pytorch.profilers": logging.INFO,  # logs the report of a profiler that the user requested
 }
 _ADVICE = (
     r"GPU available but not used",
-    r"`LightningModule\.configure_optimizers` returned `None`",  # our `optimizer: none` asks for it
+    r"`LightningModule\.configure_optimizers` returned `None`",  # intended with our `optimizer: none`
 )
 
 

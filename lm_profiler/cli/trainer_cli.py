@@ -164,27 +164,48 @@ class ProfilerCLI(OptionsCLI):
     def run_verb(self) -> None:
         """Build data and model, check that they fit together, and run the verb."""
         self.datamodule = self.build("data")
-        self.model = self.build("model")
+        self.model = self._build_model()
+        # The checks run the user's attention and optimizer, so torch's options have to be set before.
+        self._apply_torch_and_loader_options()
+        self._check_model_and_data()
+        # The built-in model reads this flag in each step.
+        transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
+        arguments = self._method_arguments()
+        # A watched run counts the time of the fit from here.
+        self.context.add_launch_facts(called_ns=time.perf_counter_ns())
+        getattr(self.trainer, self.verb)(**arguments)
+
+    def _build_model(self) -> Any:
+        """Build the model; the built-in one stays on its device after the run, unless callbacks might use it."""
+        model = self.build("model")
         has_no_callbacks = self._get(self.config, "trainer")["callbacks"] is None
-        if type(self.model) is LanguageModel and has_no_callbacks:
-            # Nothing uses the model after the run, so it need not be moved to the CPU.
-            self.model.stays = True
-        source = self.datamodule if self.datamodule is not None else self.model
+        if type(model) is LanguageModel and has_no_callbacks:
+            model.stays = True
+        return model
+
+    def _apply_torch_and_loader_options(self) -> None:
+        """Apply the options of ``torch`` to torch and the model, and those of ``loader`` to the loaders."""
         self._get(self.config_init, "torch").apply(self.model)
+        has_data = self.datamodule is not None
+        source = self.datamodule if has_data else self.model
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
+
+    def _check_model_and_data(self) -> None:
+        """Raise UsageError unless model, data, attention and optimizer can be used; record the time of autotuning."""
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         autotuning_s = check_attention_of(self.model, self.trainer, self.verb)
         self.context.add_launch_facts(autotuning_check_s=autotuning_s)
         check_optimizer_of(self.model, self.verb)
-        transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
+
+    def _method_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the Trainer's method: ``fit``, ``validate``, ``test`` or ``predict``."""
         options = vars(self.config_init[self.verb])
         arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
             # Lightning would keep all predictions in memory.
             arguments["return_predictions"] = False
-        self.context.add_launch_facts(called_ns=time.perf_counter_ns())
-        getattr(self.trainer, self.verb)(**arguments)
+        return arguments
 
     def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run. The Trainer knows the rank of this process, independent of the launcher."""
@@ -264,7 +285,7 @@ class ProfilerCLI(OptionsCLI):
             raise cause from cause.__cause__
 
     def _instantiate(self, keys: Iterable[str]) -> Any:
-        """Return the config with the objects of ``keys``, such as ``model``; the verb's other keys are left out."""
+        """Return the config in which the sections ``keys``, such as ``model``, are objects; other keys are left out."""
         config = self.config.clone()
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
@@ -484,8 +505,9 @@ def check_attention_of(
 ) -> float | None:
     """Compare a user's attention function with the definition, on the run's device and in its dtype.
 
-    Return the additional seconds of its first call over its second one, without those of torch.compile: kernels with
-    autotuning tune themselves there. None if nothing was checked, or if the time of torch.compile is unknown.
+    Return by how many seconds its first call took longer than its second one, without the time of torch.compile:
+    kernels with autotuning tune themselves in the first call. Return None if nothing was checked, or if the time of
+    torch.compile is unknown.
 
     Raises:
         UsageError: its results are wrong.

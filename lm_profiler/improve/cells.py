@@ -42,12 +42,12 @@ _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by de
 class CellCalls:
     """Makes the cells of a search.
 
-    The call of a cell is ``call``, that of the first setting, with the options and the instruments of the cell.
+    The call of a cell is the first setting's ``call`` with the options and the instruments of the cell.
     """
 
     folder: Path  # the folder of all runs
     call: Sequence[str]
-    # the record of the first setting's run, once that has ended
+    # the record of the first setting's run; None until the run has ended
     first_record: RunRecord | None = None
 
     def baseline(self) -> Cell:
@@ -72,7 +72,10 @@ class CellCalls:
         return self._cell(options, f"r{number}", instruments, number)
 
     def _warm_up(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Return the option of a longer warm-up if workers prefetch more batches than the first run's warm-up uses."""
+        """Return the option of a longer warm-up if workers prefetch more batches than the first run's warm-up uses.
+
+        Without it, measured steps would use batches that were loaded before, and the loader would seem too fast.
+        """
         if self.first_record is None or self.first_record.loader is None:
             return {}
         prefetched = self.first_record.loader.ahead or 0
@@ -84,8 +87,8 @@ class CellCalls:
             batches = self.first_record.model.accumulate_grad_batches
         # One more step is needed, because batches are prefetched during the first step.
         steps = 1 + math.ceil(prefetched / batches)
-        planned_steps = self.first_record.steps_planned.get("warmup", steps)
-        if steps <= planned_steps:
+        planned_steps = self.first_record.steps_planned.get("warmup")
+        if planned_steps is None or steps <= planned_steps:
             return {}
         return {"stages.warmup_steps": str(steps)}
 

@@ -208,7 +208,7 @@ def sequential_interval(
 
 
 def log_gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
-    """Return how far the saving of B exceeds ``MARGIN``, as a logarithm, minus this many standard ``errors``.
+    """Return how far the saving of B exceeds ``MARGIN``, as a logarithm, less ``errors`` times its standard error.
 
     It is negative if B saves less than the margin.
     """

@@ -110,7 +110,7 @@ class Searcher:
         self.proof_counts: dict[str, int] = {}
         # names of candidates that had their first turn; reset when accepted changes have shortened the step enough
         self.had_first_turn: set[str] = set()
-        # the step time as a share of that when ``had_first_turn`` was last reset
+        # the step time divided by the step time when ``had_first_turn`` was last reset
         self.step_share = 1.0
 
     def improve(self) -> Ended:
@@ -172,7 +172,9 @@ class Searcher:
     def compare_final_with_first(self) -> None:
         """Compare the final setting with the first one, if the budget still has the time."""
         comparison = PairedComparison(
-            candidate=FINAL_SETTING, a_options={}, b_options=self.options
+            candidate=FINAL_SETTING,
+            a_options={},  # the first setting
+            b_options=self.options,
         )
         pairs = int(self.left_s / self.pair_s(comparison))
         if pairs >= FEWEST_PAIRS:
@@ -197,7 +199,7 @@ class Searcher:
         ]
 
     def promised_gain(self, comparison: PairedComparison) -> float:
-        """Return how far the apparent saving of a change exceeds the margin, as a logarithm."""
+        """Return how far the apparent saving of a change exceeds the margin, as a logarithm; negative if below it."""
         return log_gain(comparison.ratios, self.spread_of_other_comparisons(comparison))
 
     def latest_comparisons(self) -> list[PairedComparison]:
@@ -350,13 +352,16 @@ class Searcher:
         return self.promised_gain(comparison) <= 0.0
 
     def with_run(self, comparison: PairedComparison, side: str) -> PairedComparison:
-        """Return the comparison with one more run of ``side``, a or b."""
+        """Return the comparison with one more run of ``side``, a or b.
+
+        A has run successfully before, so a failure of A is not due to the change: A then runs a second time.
+        """
         if side == "b":
             run_b = self.run(comparison.b_options)
             return replace(comparison, runs_b=(*comparison.runs_b, run_b))
         run_a = self.run(comparison.a_options)
         has_failed = run_a.step_s is None and not run_a.was_cut
-        if has_failed:  # Setting A has run successfully before, so its failure is not due to the change: try again.
+        if has_failed:
             run_a = self.run(comparison.a_options)
         return replace(comparison, runs_a=(*comparison.runs_a, run_a))
 
@@ -372,7 +377,7 @@ class Searcher:
         return pooled_spread(settings, self.machine_spread)
 
     def run(self, options: Mapping[str, str]) -> TimedRun:
-        """Run the setting with ``options`` once more, and return its time; what it takes counts as spent."""
+        """Run the setting with ``options`` once more, and return its time; the budget pays for the run."""
         runs = self.runs.setdefault(frozenset(options.items()), [])
         run = self.time(options, len(runs))
         runs.append(run)

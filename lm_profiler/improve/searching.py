@@ -228,6 +228,7 @@ class _Search:
             ended = self._searcher.improve()
         except Interrupted as interruption:
             ended = "interrupted"
+            # A run that was ended from outside has a reason; an interruption by the user has none.
             has_reason = bool(interruption.args)
             if has_reason:
                 notes = [*account.notes, f"interrupted: {interruption}"]

@@ -58,8 +58,8 @@ def check_numbers(
     """Return whether run ``b``, with a change, computes the same numbers as run ``a`` without it.
 
     Both runs have the same seed, and the same batches unless their steps differ in size. Losses of different batches,
-    which ``free_batch`` allows, cannot be compared: then only the gradients are. The loss of b is also compared with
-    that of the run of the ``first_setting``, because small errors of several accepted changes add up.
+    which ``free_batch`` allows, cannot be compared: then only gradients are compared. The loss of b is also compared
+    with the loss of the ``first_setting``'s run, because small errors of several accepted changes add up.
     """
     difference = size_difference(a, b)
     has_same_batches = difference is None
@@ -101,7 +101,7 @@ def check_numbers(
 
 
 def _loss_error_since(first_setting: RunRecord, b: RunRecord) -> float:
-    """Return the distance of the losses of the first run and of run b; 0 if their batches differ or it is unknown."""
+    """Return the relative error of run b's losses against the first run's; 0 if unknown, or if their batches differ."""
     has_same_batches = size_difference(first_setting, b) is None
     if not has_same_batches:
         return 0.0

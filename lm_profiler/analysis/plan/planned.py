@@ -95,6 +95,11 @@ class Planned:
         return max(self.peaks, key=lambda phase: self.peaks[phase])
 
     @property
+    def shards_optimizer(self) -> bool:
+        """Whether each rank has all weights, but updates only its part of them and sends the result."""
+        return self.split_by is None and "optimizer" in self.sent
+
+    @property
     def peak(self) -> int:
         return max(self.peaks.values())
 

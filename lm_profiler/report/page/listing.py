@@ -63,7 +63,7 @@ def listing(
     outcome_facts = [fact for fact in FACTS if fact.group == outcome]
     table_columns = []
     for column in (*outcome_facts, *figures(Place.TABLE)):
-        # facts and figures of the headline are in the list of their own below
+        # those of the headline are in ``headline`` below
         if column.place is Place.TABLE:
             table_columns.append(column.name)
     labels = short_names(runs)

@@ -77,7 +77,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lm_profiler",  # equal figures make equal files
 }
 
-_CHARACTERS_PER_INCH = 13  # DejaVu Sans at 9 points, except capitals
+_CHARACTERS_PER_INCH = 13  # in DejaVu Sans at 9 points; fewer capitals fit
 
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:

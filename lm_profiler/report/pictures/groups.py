@@ -53,7 +53,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The name on an axis: the value alone if there is one fact, whose title the axis has; else all with titles."""
+        """The name on an axis: the value if there is one fact, whose title the axis has; else values with titles."""
         entry = self.entries[0]
         if len(self.columns) == 1:
             return _fact_word(self.columns[0], entry, with_title=False)

@@ -282,9 +282,9 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _lanes_of_run(entry: Entry) -> list[_Lanes]:
-    """Return the lanes of the run's first ranks, but not of those whose trace is missing or without collectives.
+    """Return the lanes of the run's first ranks.
 
-    A damaged trace counts as missing.
+    Ranks whose trace is missing or damaged, or has no collectives, are left out.
     """
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:

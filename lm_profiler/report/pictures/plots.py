@@ -256,7 +256,7 @@ def _step_text(step: Estimate, failure_text: str) -> str:
 
 # -- a figure against a fact -------------------------------------------------------------------------------------------
 
-# the most lines in a legend, and lines of text below an axis; of further ones only the number is shown
+# the most lines in a legend or in the text below an axis; a last line has the number of further ones
 _MOST_LINES = 12
 _WIDTH = 7.2
 _MOST_TICKS = 24

@@ -301,7 +301,7 @@ def _ratio_number(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class CheckedFigure:
-    """A figure of ``subject`` in SI units, and why a check of it fails, if it does."""
+    """A figure of ``subject`` in SI units, and the reason if a check of it fails."""
 
     subject: str
     quantity: Quantity

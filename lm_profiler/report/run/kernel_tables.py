@@ -138,8 +138,8 @@ def _attention_answer(
 ) -> str | None:
     """Return the times of the parts of attention in a pass, as text; None if nothing in the pass is attention.
 
-    Modules are attention by the name of their class. Matmuls of these modules are the products of scores and values,
-    those of modules inside them are projections.
+    Modules are recognized as attention by the name of their class. Matmuls that such a module calls itself are the
+    products of scores and values; matmuls of the modules inside it are projections.
     """
     attention_modules = set()
     for row in table.rows:

@@ -192,15 +192,14 @@ def _rank_lines(planned: Planned) -> list[str]:
             f"figures are per device; DDP's gradient buckets ({bytes_text(planned.buckets)}) are included in the rest"
         )
     if planned.split_by is not None:
-        gathered = f"the rest includes gathered weights, up to {bytes_text(planned.gathered)} at a time"
         lines.append(
             f"figures are for rank 0 of {planned.ranks} ranks, among which {planned.split_by} splits the module; "
-            f"{gathered}"
+            f"the rest includes gathered weights, up to {bytes_text(planned.gathered)} at a time"
         )
-    elif "optimizer" in planned.sent:
-        limit = "a rank with a larger share takes longer, and all ranks wait for it"
+    if planned.shards_optimizer:
         lines.append(
-            f"optimizer states and the optimizer's floor are those of rank 0, one of {planned.ranks} ranks: {limit}"
+            f"optimizer states and the optimizer's floor are those of rank 0, one of {planned.ranks} ranks: "
+            "a rank with a larger share takes longer, and all ranks wait for it"
         )
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -50,7 +50,7 @@ def phase_table(record: RunRecord) -> Table:
     for part in (*PARTS, "forward_backward", "step"):
         if not _has_occurred(record, part):
             continue
-        texts = _row_texts(record, part)
+        texts = list(_row_texts(record, part))
         if has_device:
             texts.append(_ms(record.host_time[part].mean, _digits(record, part)))
         rows.append((part, texts))
@@ -100,7 +100,7 @@ def _has_occurred(record: RunRecord, part: str) -> bool:
 
 def table_with_floors(
     titles: Sequence[str],
-    rows: Sequence[tuple[str, list[str]]],
+    rows: Sequence[tuple[str, Sequence[str]]],
     floors: Mapping[str, Floor],
 ) -> Table:
     """Return a table whose rows are pairs of a part and its texts, the last row in bold.
@@ -125,22 +125,33 @@ def table_with_floors(
 
 def step_line(record: RunRecord) -> str:
     """Return one line with the measured step, its interval and its spread, for tables without such columns."""
-    _, mean, std, median, p95, _ = _row_texts(record, "step")
+    texts = _row_texts(record, "step")
     spread = {
-        "std": std,
+        "std": texts.std,
         "CV": share_text(record.time["step"].cv),
-        "median": median,
-        "p95": p95,
+        "median": texts.median,
+        "p95": texts.p95,
     }
-    words = [f"step: {mean} ms"]
+    words = [f"step: {texts.mean} ms"]
     for name, value in spread.items():
         if value:
             words.append(f"{name} {value}")
     return ", ".join(words)
 
 
-def _row_texts(record: RunRecord, part: str) -> list[str]:
-    """Return the title of ``part``, its mean with the interval, std, median, p95, and its share of the step."""
+class _RowTexts(NamedTuple):
+    """The texts of a row of the table of phases; times are in ms."""
+
+    title: str
+    mean: str  # with its interval
+    std: str
+    median: str
+    p95: str
+    share: str  # of the step
+
+
+def _row_texts(record: RunRecord, part: str) -> _RowTexts:
+    """Return the texts of the row of ``part``."""
     time = record.time[part]
     digits = _digits(record, part)
     mean = _ms(time.mean, digits)
@@ -155,8 +166,14 @@ def _row_texts(record: RunRecord, part: str) -> list[str]:
     step_s = record.time["step"].mean
     if part not in record.shares and step_s:
         share = (time.mean or 0.0) / step_s
-    spread = [std, _ms(time.median, digits), _ms(time.p95, digits)]
-    return [TIMES[part].title, mean, *spread, share_text(share)]
+    return _RowTexts(
+        title=TIMES[part].title,
+        mean=mean,
+        std=std,
+        median=_ms(time.median, digits),
+        p95=_ms(time.p95, digits),
+        share=share_text(share),
+    )
 
 
 def _digits(record: RunRecord, part: str) -> int:

@@ -389,9 +389,9 @@ def _cause_text(odd: OddStep, has_several_ranks: bool) -> str:
         return f": {odd.cause}{rank}, {duration_text(odd.cause_s)}"
     if odd.beside is None:
         return ""
+    # ``beside`` names the counters with a notable excess that does not explain the step.
     if not odd.beside:
         return ": no cause seen"
-    # counters with a notable excess that does not explain the step
     return f": no cause seen ({odd.beside}{rank})"
 
 

@@ -33,7 +33,8 @@ from lm_profiler.report.tables.table import (
 
 # terms below this share of the step are summed up on the terminal
 _SMALL_SHARE = 0.01
-_ROUNDING_SHARE = 1e-3  # a rest without a phase that is a smaller share of its term is a rounding error
+# below this share of a term, its seconds without a known phase are a rounding error
+_ROUNDING_SHARE = 1e-3
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _MOST_UNEXPLAINED = 0.1
 # the first and the last term, shown even if their text is 0

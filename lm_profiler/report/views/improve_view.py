@@ -55,23 +55,19 @@ def _search(name: str, record: ImproveRecord) -> Json:
 
 def _step_bars(record: ImproveRecord) -> Json:
     """Return a bar of the step time after each accepted change; a pale piece shows what the change saved."""
-    ends_s = [
-        max(point.step_s, point.high_s or 0.0) for point in record.steps_after_changes
-    ]
+    points = record.steps_after_changes
+    ends_s = [max(point.step_s, point.high_s or 0.0) for point in points]
+    # seconds × scale: the share of the track on which bars are drawn
     scale = 1.0 / max(ends_s)
     rows = []
-    before_s = record.steps_after_changes[0].step_s
-    for point, (text, interval) in zip(
-        record.steps_after_changes, way_texts(record), strict=True
-    ):
-        pieces = [piece(0.0, point.step_s * scale, SERIES_COLOURS[0], f"{text} ms")]
+    before_s = points[0].step_s
+    for point, (step_ms, interval) in zip(points, way_texts(record), strict=True):
+        end = point.step_s * scale
+        pieces = [piece(0.0, end, SERIES_COLOURS[0], tip=f"{step_ms} ms")]
         if before_s > point.step_s:
-            pieces.append(
-                piece(
-                    point.step_s * scale, before_s * scale, PALE, "saved", is_pale=True
-                )
-            )
-        span = whisker(point.low_s, point.high_s, scale, f"interval {interval}")
-        rows.append(bar(point.name, pieces, [text, interval], whisker=span))
+            saved = piece(end, before_s * scale, PALE, tip="saved", is_pale=True)
+            pieces.append(saved)
+        span = whisker(point.low_s, point.high_s, scale, tip=f"interval {interval}")
+        rows.append(bar(point.name, pieces, [step_ms, interval], whisker=span))
         before_s = point.step_s
     return bars(["", "", TIMES["step"].heading, "interval"], rows)

@@ -153,11 +153,12 @@ def _owners_fold(owned: OtherByOwner) -> Json:
 def _figure_sections(record: RunRecord) -> list[Json]:
     """Return the sections of ``report RUN``; small ones are placed side by side."""
     section_blocks: list[Json] = []
-    for printed in sections(record):
-        blocks_of_table = table(replace(printed, title=""))
-        if printed.title:
-            section_blocks.append(section(printed.title, *blocks_of_table))
-        else:  # a further table of the previous section
+    for printed_table in sections(record):
+        # The section shows the title of its first table; further tables of the section have no title.
+        blocks_of_table = table(replace(printed_table, title=""))
+        if printed_table.title:
+            section_blocks.append(section(printed_table.title, *blocks_of_table))
+        else:
             section_blocks[-1]["blocks"] += blocks_of_table
     return [side_by_side(*section_blocks)]
 
