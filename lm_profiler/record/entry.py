@@ -218,6 +218,7 @@ def collect(paths: Iterable[Path]) -> Collection:
             raise FileNotFoundError(path)
         if not search.add_cell(path):
             search.walk(path)
+    # Links are only reported, and only those that lead to runs which were not found otherwise.
     for link in search.links:
         leads_to_runs = (link / PLAN_FILE).exists() or (link / "run.json").exists()
         if leads_to_runs and search.is_first_visit(link):
@@ -242,9 +243,9 @@ class _Search:
         self._plans: dict[Path, SweepPlan | None] = {}
 
     def add_cell(self, path: Path) -> bool:
-        """Add the cell whose folder, or whose run's folder, is ``path``; return False if there is no such cell.
+        """Add the cell whose folder, or whose run's folder, is ``path``; return whether there is such a cell.
 
-        A cell that is given by itself, for example by a shell pattern, thus has its options and its outcome too.
+        So a cell that the user names by itself, for example by a shell pattern, has its options and its outcome too.
         """
         for folder in (path, path.parent):
             sweep = folder.parent
@@ -386,7 +387,7 @@ class _Search:
 
 
 def _run_of(cell_folder: Path, outcome: CellOutcome | None) -> Path | None:
-    """Return the folder of a cell's run: that of its outcome, or of a run that has begun; None if there is none."""
+    """Return the folder of a cell's run: the one in its outcome, or the latest if there is no outcome; else None."""
     if outcome is None:
         return _latest_run(cell_folder)
     if not outcome.run:

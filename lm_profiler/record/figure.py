@@ -104,7 +104,8 @@ class Figure:
     tag: str | None = None
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
-    # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase
+    # for one of several figures with the same description: the word in which ``name`` and ``meaning`` differ, such as
+    # the phase
     member: str | None = None
 
     def __call__(self, schema: dict[str, Any]) -> None:

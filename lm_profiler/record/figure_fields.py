@@ -51,7 +51,7 @@ def _figures_of_field(name: str, description: Any, kind: Any) -> Iterator[Figure
 
 
 def _figure_of_key(field_name: str, figure: Figure, key: str, word: str) -> Figure:
-    """Return the figure of one ``key`` of a field that is a mapping of numbers."""
+    """Return the description of one entry of the field ``field_name``, which maps keys to numbers."""
     return replace(
         figure,
         name=figure.name.format(key=key) or key,

@@ -163,7 +163,7 @@ class MemoryTimeline(Part):
 
         curves = {}
         for number, cause in enumerate(self.causes):
-            # An event is the number of a cause, and the bytes by which what it holds changes.
+            # An event is the number of a cause, and the bytes by which the memory of the cause changes.
             changes = [
                 change if changed == number else 0 for changed, change in self.events
             ]

@@ -66,7 +66,10 @@ class CausalMask(NamedTuple):
 
 
 class LinearMap(NamedTuple):
-    """A convolution, or a product with a weight. The sum of two with the same input and settings is one, too."""
+    """A convolution, or a product with a weight.
+
+    The sum of two such maps with the same input and settings is again such a map.
+    """
 
     inputs: int  # identifies the values of its input
     result_shape: tuple[int, ...]
@@ -144,7 +147,7 @@ class OperatorCall:
     has_transposed_logits: bool = False
     # the mask of fused attention, if it only hides later positions
     causal_mask: CausalMask | None = None
-    # whether a tensor among its arguments is in half precision, on the CPU
+    # whether it runs on the CPU with a tensor in half precision among its arguments
     has_half_input: bool = False
     # if it computes in half precision on the CPU: its seconds in float32 as a share of its own; 0 if it only converts
     # from or to half precision; None if that is unknown
@@ -152,13 +155,13 @@ class OperatorCall:
     # if it works on images on the CPU, as a convolution does: its seconds with tensors in the memory format
     # ``channels_last`` as a share of its own; None if that is unknown, or if they are in it
     channels_last_share: float | None = None
-    # if it is a convolution on the CPU whose patches do not overlap, or the backward pass of one: its seconds as a
-    # linear layer as a share of its own; None if that is unknown
+    # if it is a convolution on the CPU whose patches do not overlap, or the backward pass of such a convolution: the
+    # seconds of an equal linear layer as a share of its own; None if that is unknown
     linear_share: float | None = None
     # whether it multiplies by a sparse matrix
     is_sparse_product: bool = False
-    # if it does so on the CPU, and the matrix is in COO: its seconds with the matrix in CSR as a share of its own; None
-    # if that is unknown, or if the step computes the matrix
+    # if it multiplies by a sparse matrix in COO on the CPU: its seconds with the matrix in CSR as a share of its own;
+    # None if that is unknown, or if the step computes the matrix
     csr_share: float | None = None
     # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
@@ -230,7 +233,7 @@ class StepCalls:
         return readers
 
     def readers_of_result(self, number: int) -> Iterator[int]:
-        """Yield the numbers of the calls that read what a call writes; a call that reads two of its results, twice."""
+        """Yield the numbers of the calls that read what a call writes; twice if a call reads two results."""
         for storage in self.calls[number].writes:
             yield from self.readers.get(storage, ())
 

@@ -30,7 +30,8 @@ class ProcessSpread:
     steps."""
 
     std: float
-    freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
+    # the degrees of freedom: the number of measured processes less 1; infinite if the spread is assumed
+    freedom: float = math.inf
     # whether the user stated it with the option ``--spread``
     is_set_by_user: bool = False
 
@@ -107,7 +108,7 @@ def spread_of(mean_steps_s: Sequence[float]) -> ProcessSpread | None:
 
 
 def known_spread(machine: Environment | None) -> ProcessSpread:
-    """Return the spread that self-tests have shown for ``machine``; ``ASSUMED_SPREAD`` if none, or it is unknown."""
+    """Return the spread that self-tests measured on ``machine``; ``ASSUMED_SPREAD`` if none did."""
     if machine is None:
         return ASSUMED_SPREAD
     figures = _spread_cache(machine).read()
@@ -118,7 +119,7 @@ def known_spread(machine: Environment | None) -> ProcessSpread:
 
 
 def save_spread(machine: Environment, measured: ProcessSpread) -> ProcessSpread:
-    """Store the spread that equal runs of ``machine`` have just shown; return it combined with earlier ones."""
+    """Store the spread that was just measured on ``machine``, combined with earlier ones; return what was stored."""
     earlier = known_spread(machine)
     weight = 0.0
     if earlier.is_learned:

@@ -129,11 +129,11 @@ def _lost_ranks(
 
 
 def _end_of_lost(
-    lost_ranks: Sequence[int], codes: Mapping[int, int | None], near_end: RankEnd
+    lost_ranks: Sequence[int], codes: Mapping[int, int | None], other_end: RankEnd
 ) -> RankEnd:
     """Return an end for the first of ``lost_ranks``, which did not write one itself.
 
-    Phase and step are taken from ``near_end``, the end of another rank, because all ranks are in about the same step.
+    Phase and step are taken from ``other_end``, the end of another rank, because all ranks are in about the same step.
     """
     lost_rank = lost_ranks[0]
     has_code = lost_rank in codes
@@ -142,9 +142,9 @@ def _end_of_lost(
     )
     if len(lost_ranks) > 1:
         message += f"; the same holds for {ranks_text(lost_ranks[1:])}"
-    # If the exit code is known, this process or its parent started the rank on this host, and ``near_end`` is from this
-    # host too.
-    host = near_end.failure.host if has_code else None
+    # If the exit code is known, this process or its parent started the rank on this host, and ``other_end`` is from
+    # this host too.
+    host = other_end.failure.host if has_code else None
     changes = {
         "type": RANK_LOST,
         "message": message,
@@ -154,8 +154,8 @@ def _end_of_lost(
     }
     return RankEnd(
         status="failed",
-        failure=near_end.failure.model_copy(update=changes),
-        at=near_end.at,
+        failure=other_end.failure.model_copy(update=changes),
+        at=other_end.at,
     )
 
 

@@ -88,7 +88,7 @@ class PackedArray:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Any
     ) -> core_schema.CoreSchema:
-        """Return the schema of the array: text in JSON, which ``decode`` reads and ``encode`` makes, else an array."""
+        """Return pydantic's schema: an array, which is written to JSON with ``encode`` and read with ``decode``."""
         text = core_schema.str_schema(strict=True)
         return core_schema.json_or_python_schema(
             json_schema=core_schema.no_info_after_validator_function(self.decode, text),
@@ -221,7 +221,7 @@ class StepTable(Sequence[StepRow]):
         return self.select(~is_unknown)
 
     def finished_by_all(self) -> StepTable:
-        """Return the rows up to the last step that all ranks (that have rows) finished, of a run that was cut short."""
+        """Return the rows of a run that was cut short, up to the last step that all ranks with rows have finished."""
         table = StepTable.concatenate([self])
         # Rows are sorted by step, so the last value that is set for a rank is its last step.
         last_steps = dict(zip(table.rank.tolist(), table.step.tolist(), strict=True))
@@ -230,7 +230,7 @@ class StepTable(Sequence[StepRow]):
 
     @property
     def largest_memory(self) -> Peaks:
-        """Return the largest of each memory reading over all rows."""
+        """The largest value of each kind of memory over all rows."""
         if not len(self):
             return UNKNOWN
         largest = np.fmax.reduce(self.memory)  # NaN only if all are
@@ -432,12 +432,12 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
-    """Return all rows of a run, sorted by step and rank; ``growing`` if the run may still be going on."""
+    """Return all rows of a run, sorted by step and rank. Pass ``growing`` if the run may still be going on."""
     return join_rank_files(_read_joined_file(folder, growing), folder)
 
 
 def _read_joined_file(folder: Path, growing: bool) -> StepTable:
-    """Return the rows in the run's file, ``steps.parquet`` if there is one, else ``steps.csv``."""
+    """Return the rows in the run's ``steps.parquet`` if that file exists, else in ``steps.csv``."""
     parquet_file = folder / COLUMNS_FILE
     if parquet_file.exists():
         return read_parquet(parquet_file)
@@ -445,7 +445,7 @@ def _read_joined_file(folder: Path, growing: bool) -> StepTable:
 
 
 def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
-    """Return ``rows`` together with the rows in the files of other ranks in ``folder``; each row once."""
+    """Return ``rows`` and the rows in the files of other ranks in ``folder``, without duplicates."""
     tables = [StepTable.from_rows(rows)]
     for _, path in sorted(rank_files(folder).items()):
         tables.append(read_steps(path, growing=True))
@@ -460,7 +460,7 @@ def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
 
 
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
-    """Write the rows of all ranks into one file; return notes for the user.
+    """Write the rows of all ranks into one file; return notes for the user, such as a package that is missing.
 
     If ``all_ended``, the files of the individual ranks are deleted. Otherwise ranks may still be writing them.
     """

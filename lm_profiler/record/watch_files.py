@@ -409,7 +409,9 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
     parts: tuple[str, ...] = ()
     if (folder / rank_file_name(STATUS, rank)).exists():
         parts = tuple(read_status(folder, rank).seconds)
-    if parts not in ((), TIMED):  # the rows have no names
+    # The rows have no column names: they can be read only with the parts of this version.
+    are_parts_unknown = parts == ()
+    if not are_parts_unknown and parts != TIMED:
         raise RecordError(
             f"{path}: was written by a version of lm_profiler with other phases: {', '.join(parts)}"
         )
@@ -425,8 +427,8 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
     """Append ``rows`` to ``path``.
 
-    When it has half of ``most_bytes``, it replaces the older file, and a new one begins. So both files together keep
-    the last rows, in between a half and all of ``most_bytes``.
+    Once the file has half of ``most_bytes``, it becomes the older file, in place of the previous one, and a new file
+    begins. So both files together have the last rows, and between a half and all of ``most_bytes``.
     """
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:

@@ -21,7 +21,7 @@ _GREW_RATIO = 1.25
 # an excess below this many seconds, or below the time of this many steps, is not reported
 _LEAST_S = 0.1
 _LEAST_STEPS = 10.0
-# Epoch boundaries that all take as long are an event if there were so many, and they take this share of the time.
+# Epoch boundaries are an event (a cost) if there were so many of them, and they take this share of the time.
 _FEWEST_COSTLY = 4
 _COSTLY_SHARE = 0.05
 _LEAST_COSTLY_S = 0.05  # shorter ones are no event, whatever their share
@@ -30,9 +30,9 @@ _CORRECTED = 0.1  # a lasting increase is reported again if the duration has cha
 
 @dataclass(eq=False, kw_only=True)
 class LongDurations:
-    """An event: durations that are longer than usual, a drift (they have increased for good), or a cost.
+    """An event of one of three sorts: single durations that were longer than usual, a drift, or a cost.
 
-    A cost is that all durations together take much of the time.
+    A drift means that the durations have increased for good, a cost that all of them together take much of the time.
     """
 
     first_step: int
@@ -77,7 +77,7 @@ class _TotalCost:
 
     def add(self, seconds: float, step: int, at_s: float) -> list[LongDurations]:
         """Add a duration that ended at ``at_s``, and update the event; return it in a list if it is new."""
-        # The first durations only show when the time began. Several of them may be handed over at once, with one time.
+        # The first call begins the time of which the share is computed. Several durations may come with one ``at_s``.
         if self._began_s is None or at_s <= self._began_s:
             self._began_s = at_s
             return []
@@ -190,7 +190,7 @@ class Durations:
         if not are_all_longer or seconds - reference_s < least_s:
             return False
         first = self._last_durations[0]
-        # if the first durations of the run increased already, the very first one is what to compare with
+        # If the first durations of the run increased already, the very first one is the reference.
         first_durations_s = self._first_durations_s
         grows_from_start = first_durations_s == sorted(first_durations_s)
         against_s = first_durations_s[0] if grows_from_start else reference_s

@@ -102,7 +102,7 @@ class Ledger:
     began_ns: int
     # the seconds of each term
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    last_ns: int = 0  # the time until which everything has been added
+    last_ns: int = 0  # the instant until which all time has been added
     # the seconds of each validation, checkpoint and epoch boundary, until the caller takes them out
     longest: dict[str, list[float]] = field(default_factory=dict)
     # spans that may lie in steps which have not been added yet
@@ -125,7 +125,7 @@ class Ledger:
             seconds -= moved_s
 
     def close(self, now_ns: int) -> None:
-        """Add the time from the last step to the end of fit; time that is in no span counts as ``CLOSING``."""
+        """Add the time from the last step to the end of fit; the time outside all spans counts as ``CLOSING``."""
         outer_spans = self._add_own_times(self._waiting_spans)
         named_s = sum(span.ns for span in outer_spans) * 1e-9
         self.add_until(now_ns, CLOSING)
@@ -140,9 +140,9 @@ class Ledger:
     ) -> None:
         """Add steps, and the spans that ended since the last call.
 
-        A span counts for the term of its name. So its time is subtracted from the place where it lies: from the time
-        that the loop spent away from a step, from the step's part ``other``, or from the gap before a step. What is
-        left of the time away counts as validation, and what is left of a gap in which an epoch began as epoch boundary.
+        A span counts for the term of its name. So its time is subtracted from the time within which it lies: the time
+        that the loop spent away from a step, the step's part ``other``, or the gap before a step. The rest of the time
+        away counts as validation. The rest of a gap counts as epoch boundary if an epoch began in it.
 
         Args:
             begin_ns: (n,) when the steps began.
@@ -167,10 +167,11 @@ class Ledger:
             seconds = span.ns * 1e-9
             step = _last_step_before(span, begin_ns)
             departure_ns = departures_ns.get(step)
-            is_in_step = step >= 0 and span.begin_ns < end_ns[step]
-            if departure_ns is not None and _begins_within(
+            is_away = departure_ns is not None and _begins_within(
                 span, departure_ns, away_s[step]
-            ):
+            )
+            is_in_step = step >= 0 and span.begin_ns < end_ns[step]
+            if is_away:
                 unnamed_away_s -= seconds
             elif is_in_step:
                 self.seconds[f"{STEPS}other"] -= seconds

@@ -43,7 +43,7 @@ _LEAST_GROWTH_BYTES = 32 * 2**20  # smaller growth counts as none
 # slope of the window: neither a jump nor memory that is high for a moment changes it much.
 _UNEVEN = 0.25  # three quarters of the slopes are at least this share of their median
 _SLOWING = 0.88  # the later slopes are at least this share of the earlier ones; a cache fills more and more slowly
-_LASTING = 0.5  # at its lowest, memory has risen by this share of what the median says
+_LASTING = 0.5  # the lowest memory has risen by this share of the rise that the median slope gives
 _ABOVE_NOISE = 10.0  # memory has grown by this many standard deviations of the readings around the line
 # New growth must exceed the memory at which an earlier growth ended by this factor: what rises and falls with each
 # epoch reaches about the same memory again.
@@ -54,7 +54,7 @@ _ENDED_SHARE = 0.25
 # allocator.
 _LONGEST_WARM_UP_S = 300.0
 _LOST_SHARE = 0.5
-_NEAR = 0.05  # a reading is near a line or a level if it differs from it by this share of the growth
+_NEAR = 0.05  # a reading is near a line or a level if the distance is at most this share of the growth
 _CORRECTED = 0.2  # growth is reported again if its slope differs by this share from the one reported
 
 

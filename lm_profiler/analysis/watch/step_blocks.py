@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lm_profiler.record.parts import TIMED
 
 BLOCK = 20  # steps per block
-# A block's value is a trimmed mean: without this many of its shortest steps, and as many of its longest.
+# The mean of a block leaves out this many of its shortest steps, and as many of its longest.
 _TRIMMED = 6
 
 _LEAST_STEP_S = 1e-9  # shorter steps count as this, because 0 has no logarithm
@@ -21,7 +21,7 @@ _LATER_KNEE = 0.85
 _FEWEST_FOR_LINE = 4  # blocks
 # blocks on each side that show whether there are two levels, and not one line
 _FEWEST_BEFORE_SPLIT, _FEWEST_AFTER_SPLIT = 3, 2
-# A block is near a line if its distance from it is at most this many times the median distance.
+# A block is near a line if its distance from the line is at most this many times the median distance.
 _NEAR_LINE = 4.0
 _MOST_KNEES = 100  # blocks that are tried as the beginning of a drift
 # The values of each of two levels may differ by at most this share of the gap between the levels.
@@ -170,8 +170,8 @@ def winsorized_differences(
     """Return by how much the mean of the first ``count`` values differs from a center, for each count of 2, 3, ….
 
     The means are winsorized: the value farthest from the center, on the side of the mean, is replaced by the second
-    farthest. So a single outlier, such as a block with many slow steps, does not look like a change of level. A
-    difference that changes its sign by this counts as 0.
+    farthest. So a single outlier, such as a block with many slow steps, does not look like a change of level. If the
+    replacement would change the sign of the difference, the difference counts as 0.
 
     Args:
         values: (n,) the values.
@@ -202,7 +202,8 @@ def winsorized_differences(
 def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:
     """Return whether one straight line fits ``earlier`` and ``later`` blocks better than a constant level for each.
 
-    The one with the smaller squared error in the logarithms fits better. Blocks are weighted by their steps.
+    The fit with the smaller sum of squared errors is better. The errors are those of the logarithms, weighted by the
+    number of steps of each block.
     """
     if len(earlier) < _FEWEST_BEFORE_SPLIT or len(later) < _FEWEST_AFTER_SPLIT:
         return False
@@ -233,8 +234,8 @@ def _middle_steps(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
 def knee_of(blocks: Sequence[StepBlock]) -> int:
     """Return the index of the block at which a constant level turns into a rising or falling line.
 
-    For each block in turn, a level before it and a line from it on are fitted; the one with the least squared error is
-    returned.
+    For each block in turn, a constant level up to the block and a line from the block on are fitted. The block with the
+    least squared error is returned.
     """
     logs = logs_of(blocks)
     first_steps = np.array([float(block.first_step) for block in blocks])
@@ -248,7 +249,7 @@ def knee_of(blocks: Sequence[StepBlock]) -> int:
         design = np.column_stack([np.ones(len(blocks)), steps_since_knee])
         solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
         error = float(((logs - design @ solution) ** 2).sum())
-        # The first block is kept unless a later one fits clearly better, because a drift may begin with the run.
+        # A drift may begin with the run. So a later block replaces the first one only if it fits clearly better.
         needed_share = _LATER_KNEE if best_knee == 0 else 1.0
         if error < needed_share * least_error:
             best_knee = knee
@@ -257,7 +258,7 @@ def knee_of(blocks: Sequence[StepBlock]) -> int:
 
 
 def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
-    """Return (TIMED,) the seconds at the last block, by a line through all blocks; of too few blocks, the mean."""
+    """Return (TIMED,) the seconds at the last block, from a line through all blocks; the mean if they are too few."""
     if len(blocks) < _FEWEST_FOR_LINE:
         return mean_seconds(blocks)
     middle_steps = _middle_steps(blocks)
