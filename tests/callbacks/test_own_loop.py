@@ -26,6 +26,7 @@ from lm_profiler.callbacks import hooked_loop
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
+from lm_profiler.callbacks.marks.loop_state import LoopNesting, MarkedThread, StepContents
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS, loader_iterators
 from lm_profiler.callbacks.own_loop import ProfiledLoop, loop_options, profile, profile_with
 from lm_profiler.measure.counts.recompiles import recompilations
@@ -553,10 +554,13 @@ ENTRIES = {
     "__init__", "install", "restore", "count_only", "close_step", "_report_what_was_not_seen",  # outside of steps
     "_close_named_phases", "_report_once", "_report_nested_loop",  # for wrong use, which this program has none of
     "_continue_step",  # for a loader that is a batch ahead, which this program has none of
-    "_mark_method", "_begin_method", "_mark_methods_of_calls",  # for models that the program does not call
-    "_hook", "_hook_children", "_fail_optimizer", "see_host_batches", "mark_optimizers",
+    "_fail_optimizer", "see_host_batches", "mark_optimizers",
 }  # fmt: skip
-HOOKS = [name for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES]
+HOOKS = [
+    (HookMarks, name) for name, hook in vars(HookMarks).items() if inspect.isfunction(hook) and name not in ENTRIES
+]
+HOOKS += [(MarkedThread, "refuses_call"), (StepContents, "end_step")]
+HOOKS += [(LoopNesting, "note_batch"), (LoopNesting, "note_end")]
 
 
 def test_a_hooks_fault_ends_the_profile_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -566,9 +570,9 @@ def test_a_hooks_fault_ends_the_profile_alone(monkeypatch: pytest.MonkeyPatch, c
     assert vars(HookMarks).keys() >= ENTRIES
     bare, before = weights_of_training(None, steps=6), what_torch_has()
     untouched = []
-    for name in HOOKS:
+    for owner, name in HOOKS:
         with monkeypatch.context() as broken, profile_with(options(measure=3, warmup=1)) as run:
-            broken.setattr(HookMarks, name, fail)
+            broken.setattr(owner, name, fail)
             weights = weights_of_training(run, steps=6)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, weights, strict=True)), name
         assert what_torch_has() == before, name

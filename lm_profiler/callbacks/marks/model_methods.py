@@ -20,7 +20,7 @@ from lm_profiler.measure.boundary import Hook
 class ModelMethod(NamedTuple):
     """A method of a model's class, or of a base class."""
 
-    kind: type  # the class that defines it
+    owner: type  # the class that defines it
     name: str
 
 

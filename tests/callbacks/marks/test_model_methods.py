@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm_profiler.callbacks.marks import hook_marks
+from lm_profiler.callbacks.marks import called_modules
 from lm_profiler.callbacks.own_loop import loop_options, profile_with
 
 STEPS = 30
@@ -150,8 +150,8 @@ def test_local_variables_of_the_program_die_as_without_us() -> None:
 
 def test_methods_are_searched_in_a_few_steps_if_no_backward_pass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
-    search = hook_marks.running_methods
-    monkeypatch.setattr(hook_marks, "running_methods", lambda methods: searches.append(1) or search(methods))
+    search = called_modules.running_methods
+    monkeypatch.setattr(called_modules, "running_methods", lambda methods: searches.append(1) or search(methods))
     net = Net()
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1)
