@@ -1306,15 +1306,26 @@ def test_a_problem_is_reported_once_by_what_shows_more_of_it(traced_s: float, na
     assert [found for found in names_of(record) if "repeated" in found] == [name]
 
 
-def test_the_line_that_runs_whole_passes_again_is_named_even_if_the_trace_shows_the_model() -> None:
+@pytest.mark.parametrize(
+    "function, are_passes, advice",
+    [
+        ("closure", True, "(net.py:12) runs forward and backward again"),
+        # a weight that a module computes anew for each element of a sequence
+        ("Net.forward", False, "Reuse the first result of net (Net): each step runs its forward pass again"),
+    ],
+)
+def test_the_line_that_runs_whole_passes_again_is_named_even_if_the_trace_shows_the_model(
+    function: str, are_passes: bool, advice: str
+) -> None:
     operators = needless("repeated")["needless_operators"][0]
-    operators = operators.model_copy(update={"phase_shares": {"forward": 0.5, "backward": 0.45}})
+    shares = {"forward": 0.5, "backward": 0.45}
+    operators = operators.model_copy(update={"phase_shares": shares, "function": function})
     passes = with_needless(("repeated_forward", "forward", 0.025), ("repeated_forward", "backward", 0.025))
     record = record_with(HALVES, waterfall=passes, needless_operators=[operators])
     (found,) = [found for found in findings_of(record) if "repeated" in found.name]
-    assert found.saves_s == pytest.approx(0.0475, rel=0.01)
-    advice = remedy_of(found, record)
-    assert "Net.forward (net.py:12) runs forward and backward again" in advice
+    assert found.saves_s == pytest.approx(0.0475 if are_passes else 0.050, rel=0.01)
+    assert ("passes" in found.facts and found.name == "repeated") == are_passes
+    assert advice in remedy_of(found, record)
 
 
 @pytest.mark.parametrize("traced_s, is_named", [(0.040, True), (0.060, False)])

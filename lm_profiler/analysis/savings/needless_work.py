@@ -171,8 +171,12 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _repeats_passes(operators: NeedlessOperators) -> bool:
-    """Return whether ``operators`` repeat whole forward and backward passes, as a closure does that is called twice."""
-    if operators.reason != "repeated":
+    """Return whether ``operators`` repeat whole forward and backward passes, as a closure does that is called twice.
+
+    What a module repeats in its ``forward`` is within a single pass.
+    """
+    is_within_pass = (operators.function or "").endswith(".forward")
+    if operators.reason != "repeated" or is_within_pass:
         return False
     shares = operators.phase_shares
     return all(shares.get(phase, 0.0) >= _SHARE_OF_PASSES for phase in MODEL_PHASES)
