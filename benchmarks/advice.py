@@ -48,6 +48,7 @@ class Case:
 _ALL = {
     "sleep in forward": (("sleep",), "wait"),
     "lock in forward": (("sleep",), "locked"),
+    "thread that polls": (("threads",), "poll"),
     "Python in forward": (("python",), "comput"),
     "numpy in forward": (("python",), "in_numpy"),
     "small operators in forward": (("python",), "small_operators"),

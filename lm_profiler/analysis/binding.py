@@ -42,6 +42,7 @@ _LEAST_UTILISATION_OF_CPU = 0.10
 _KEEPS_UP = 0.98  # if host time is at least this share of device time, launching may be the limit
 # findings about the program's own code
 _CODE_FINDINGS = (
+    "threads",
     "sleep",
     "python",
     "owner",

@@ -44,6 +44,7 @@ from lm_profiler.record.run_record import (
     NeedlessOperators,
     NumericsFacts,
     OtherByOwner,
+    OtherThreads,
     OuterCall,
     OutsideSteps,
     PlannedMemory,
@@ -111,6 +112,7 @@ class Evidence:
     available_bytes: int | None = None
     other_by_owner: OtherByOwner | None = None
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
+    other_threads: OtherThreads | None = None
     python_times: Sequence[PythonTime] = ()
     outer_calls: Sequence[OuterCall] = ()
     data_calls: Sequence[OuterCall] = ()

@@ -258,7 +258,7 @@ FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "groups", "optimizer_products", "clip", "compile", "precision", "tf32", "recomputation",
-    "communication", "repeated_forward", "repeated_backward", "unused_gradients", "padding", "dispatch_mode",
+    "communication", "repeated_forward", "repeated_backward", "unused_gradients", "padding", "dispatch_mode", "threads",
     NeedlessReason,
 ]  # fmt: skip
 

@@ -718,6 +718,50 @@ class ThreadUse(Part):
         return max(self.wall_s - self.ran_s - self.no_cpu_s, 0.0)
 
 
+class OtherThreads(Part):
+    """The Python threads of the process besides the training thread, in steps after the measured ones."""
+
+    ran_s: float = figure(
+        "other threads",
+        "ms",
+        "CPU time of all Python threads besides the training thread, per step",
+        "other_threads_ran_s",
+    )
+    lock_wait_s: float = figure(
+        "wait for the lock",
+        "ms",
+        "mean time for which the training thread waits until it gets Python's global lock back from other threads",
+    )
+    busiest: str = figure(
+        "busiest thread",
+        "text",
+        "name of the Python thread with the most CPU time besides the training thread",
+        "busiest_thread",
+    )
+    # the line of the program in which the busiest thread was seen most often; None if it was never seen in any
+    file: str | None = figure(
+        "file of the busiest thread",
+        "text",
+        "file of the program in which the busiest thread was seen most often",
+        "busiest_thread_file",
+        default=None,
+    )
+    line: int | None = figure(
+        "line of the busiest thread",
+        "count",
+        "number of the line in which the busiest thread was seen most often",
+        "busiest_thread_line",
+        default=None,
+    )
+    function: str | None = figure(
+        "function of the busiest thread",
+        "text",
+        "function in which the busiest thread was seen most often",
+        "busiest_thread_function",
+        default=None,
+    )
+
+
 class OtherByOwner(Part):
     """The ``other`` of rank 0 by its owner, in steps after the measured ones, whose actions were timed one by one.
 
@@ -894,6 +938,10 @@ class RunRecord(Part):
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
         meaning="in {key}: {meaning}", place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
+    # None if other Python threads of rank 0 hardly computed in those steps, or if the system does not report it
+    other_threads: OtherThreads | None = within(
+        group="Counters of the mean step", place=Place.ASKED, default=None
+    )
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
     # the same for a batch that a worker of rank 0's loader loads

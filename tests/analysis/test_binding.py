@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_environment import made_utilisation
-from made_facts import busy_machine, owners_of_ms, python_line, record_with, rows_with, thread_use_of
+from made_facts import busy_machine, owners_of_ms, python_line, record_with, rows_with, thread_that_ran, thread_use_of
 from made_parts import made_kernels, made_phase
 from made_ranks import made_ranks
 
@@ -102,6 +102,7 @@ def test_work_that_reaches_little_is_bound_by_nothing_that_is_known(used: float 
     "code, name",
     [
         ({"python_times": [python_line(45.0, "time.sleep")], "thread_use": thread_use_of(45.0)}, "sleep"),
+        ({"other_threads": thread_that_ran(50.0), "thread_use": thread_use_of(45.0)}, "threads"),
         ({"python_times": [python_line(45.0)], "thread_use": thread_use_of()}, "python"),
         ({"ms": {"other": 60.0}, "other_by_owner": owners_of_ms(Ema__on_train_batch_end=60.0)}, "owner"),
     ],

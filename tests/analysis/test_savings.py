@@ -6,7 +6,15 @@ from typing import Any, get_args
 import compared
 import pytest
 from made_environment import made_utilisation
-from made_facts import busy_machine, owners_of_ms, python_line, record_with, thread_use_of, waterfall_of_ms
+from made_facts import (
+    busy_machine,
+    owners_of_ms,
+    python_line,
+    record_with,
+    thread_that_ran,
+    thread_use_of,
+    waterfall_of_ms,
+)
 from made_ranks import made_ranks
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
@@ -157,6 +165,9 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         "logging", 20.0, record_with(python_times=[python_line(20.0, "Lightning", calls=300)]),
     ),
     "a sleep of unknown line": ("sleep", 25.0, record_with(thread_use=thread_use_of(25.0))),
+    "a thread that polls": (
+        "threads", 25.0, record_with(thread_use=thread_use_of(25.0), other_threads=thread_that_ran(ms=50.0)),
+    ),
     "garbage": ("garbage", 20.0, record_with(mean_counters=StepCounters(gc_s=0.02))),
     "garbage that a callback collects": (
         "garbage", 20.0,
@@ -281,6 +292,47 @@ def test_the_planted_cause_comes_first_with_its_advice(case: str) -> None:
     has_only_a_trainer = name == "reload" or "hook" in case or "callback" in case
     if not has_only_a_trainer:
         assert not [text for text in advice for option in OPTIONS_OF_A_TRAINER if option in text]
+
+
+@pytest.mark.parametrize(
+    "facts, names",
+    [
+        ({}, ["threads"]),
+        ({"other_threads": None}, ["sleep"]),
+        ({"other_threads": thread_that_ran(ms=8.0)}, ["sleep"]),
+        # it computes without the lock
+        ({"other_threads": thread_that_ran(ms=50.0, lock_wait_ms=0.1)}, ["sleep"]),
+        ({"rank_step_s": [0.1, 0.1]}, []),  # ranks wait for each other, too
+        ({"python_times": [python_line(25.0, "time.sleep")]}, ["sleep"]),
+        ({"python_times": [python_line(10.0)]}, ["threads", "python"]),
+        ({"python_times": [python_line(60.0)]}, ["threads", "python"]),
+    ],
+)
+def test_a_sleep_is_due_to_another_thread_if_that_holds_the_lock(facts: dict[str, Any], names: list[str]) -> None:
+    """The findings do not share time: forward takes 50 ms."""
+    known = {"thread_use": thread_use_of(25.0), "other_threads": thread_that_ran(ms=50.0), **facts}
+    found = findings_of(record_with(**known))
+    assert [finding.name for finding in found] == names
+    assert sum(finding.saves_s for finding in found) <= 0.0505
+
+
+def test_an_owner_is_not_charged_for_waiting_for_another_thread() -> None:
+    record = record_with(
+        {"other": 40.0},
+        other_by_owner=owners_of_ms(Ema__on_train_batch_end=40.0),
+        thread_use=thread_use_of(30.0, wall_ms=40.0, phase="other"),
+        other_threads=thread_that_ran(ms=50.0),
+    )
+    assert found_in(record, "threads").saves_s == pytest.approx(0.030, rel=0.02)
+    assert found_in(record, "owner").saves_s == pytest.approx(0.010, rel=0.02)
+
+
+def test_a_wait_for_another_thread_costs_a_device_no_more_than_it_idles() -> None:
+    use = thread_use_of(25.0) | thread_use_of(30.0, wall_ms=35.0, phase="backward")
+    record = record_with(
+        device="cuda", thread_use=use, other_threads=thread_that_ran(ms=90.0), waterfall=waterfall_of_ms(gaps=20.0)
+    )
+    assert found_in(record, "threads").saves_s == pytest.approx(0.020)
 
 
 OPTIONS_OF_A_TRAINER = ("Trainer", "trainer", "batch_idx", "val_", "every_n", "AsyncCheckpointIO", "mixed", "--", "on_")

@@ -11,6 +11,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Contention,
     OtherByOwner,
+    OtherThreads,
     OwnedTime,
     PythonTime,
     RunRecord,
@@ -82,6 +83,13 @@ def thread_use_of(
 ) -> dict[str, ThreadUse]:
     ran_s = (wall_ms - asleep_ms - no_cpu_ms) * 1e-3
     return {phase: ThreadUse(wall_s=wall_ms * 1e-3, ran_s=ran_s, no_cpu_s=no_cpu_ms * 1e-3)}
+
+
+def thread_that_ran(ms: float, lock_wait_ms: float = 5.0) -> OtherThreads:
+    return OtherThreads(
+        ran_s=ms * 1e-3, lock_wait_s=lock_wait_ms * 1e-3, busiest="Prefetcher", file="/home/me/net.py", line=31,
+        function="wait_for_space",
+    )  # fmt: skip
 
 
 def waterfall_of_ms(*terms: Term, **terms_ms: float) -> Waterfall:

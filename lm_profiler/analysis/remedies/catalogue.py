@@ -679,6 +679,18 @@ def _loop_line_text(finding: Finding, action: str) -> str:
     return f"Do less work {action}{acting}, or do it less often: {place} takes {part}{function}."
 
 
+def _threads_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about the busiest of the other threads, with the line in which it was seen most often."""
+    place = ""
+    if finding.file:
+        place = f" in {finding.what} {_line_of(finding)}"
+    return (
+        f"Do not let the thread {finding.owner} hold Python's global lock (GIL){place}: the training thread waits for "
+        "it after each operator. If it polls, block on a queue, a semaphore or a condition instead; if it computes in "
+        "Python, do that in another process."
+    )
+
+
 def _logging_text(finding: Finding, settings: Settings) -> str:
     is_of_logger = (finding.owner or "").endswith(("Logger.log_metrics", "Logger.save"))
     if is_of_logger:
@@ -1353,6 +1365,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("owner", _owner_text, likely_share=0.95),
     Remedy("logging", _logging_text, _plain_logging_text, likely_share=0.9),
     Remedy("sleep", _sleep_text),
+    Remedy("threads", _threads_text),
     Remedy("python", _python_text, likely_share=0.8),
     Remedy(
         "pattern",

@@ -145,6 +145,7 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
     for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
         if finding.phase in MODEL_PHASES:
             explained_s += finding.saves_s
+    explained_s += sum(costs.lock_wait_s(phase) for phase in MODEL_PHASES)
     explained_s += all_needless_s(costs)
     share = 1.0 if costs.on_device else _SAVED_BY_COMPILING_ON_CPU
     yield costs.finding(

@@ -115,10 +115,11 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
     scales = _scales_of_actions(costs, belongs_to_program)
+    share_of_owners = 1.0 - _lock_wait_share(costs)
     for action in costs.actions(belongs_to_program):
         # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
         owner = action.owner or action.name
-        scale = scales.scale_of(costs, action)
+        scale = scales.scale_of(costs, action) * share_of_owners
         seconds_by_owner[owner] += _timed_s(costs, action) * scale
         # actions are sorted, the longest first
         longest_action.setdefault(owner, action.name)
@@ -141,6 +142,14 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         may = bool(fields.get("facts", {}).get("exchanges"))
         yield costs.finding(name, saves_s, may=may, **fields)
     yield from _find_function_missed_by_actions(costs, most_s)
+
+
+def _lock_wait_share(costs: StepCosts) -> float:
+    """Return the share of ``other`` in which the training thread waits for another thread, which has a finding."""
+    lock_wait_s = costs.lock_wait_s("other")
+    if lock_wait_s <= 0.0:
+        return 0.0
+    return lock_wait_s / costs.mean_s("other", clock="host_time")
 
 
 def _find_function_missed_by_actions(

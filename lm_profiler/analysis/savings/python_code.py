@@ -1,4 +1,4 @@
-"""Finds functions of the program that sleep, compute outside of torch, or call torch too often."""
+"""Finds functions of the program that sleep, compute outside of torch, call torch too often, or delay other threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lm_profiler.analysis.savings.step_costs import MANY_CALLS, SMALL_CALL_S, StepCosts
-from lm_profiler.record.parts import WORKING_PHASES
+from lm_profiler.record.parts import PARTS, WORKING_PHASES
 from lm_profiler.record.run_record import LIGHTNING, Finding, FindingName, PythonTime
 
 # Gaps of a phase are attributed to a function only if it has this share of the Python time recorded in the phase.
@@ -62,6 +62,7 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     # The function sleeps if C functions take most of its time, and its thread slept for at least half of that.
     mostly_waits = function.waits_s > 0.5 * function.seconds
     use = costs.record.thread_use.get(phase)
+    limit_s = phase_s - costs.lock_wait_s(phase)
     # The function may have waited in the one recorded step alone, for longer than a mean step.
     waits_s = min(function.waits_s, phase_s)
     sleeps = mostly_waits and use is not None and use.asleep_s >= 0.5 * waits_s
@@ -74,8 +75,8 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     is_uncertain = costs.contended and mostly_waits and not sleeps
     return costs.finding(
         name,
-        min(function.seconds, phase_s),
-        high_s=min(most_s, phase_s),
+        min(function.seconds, limit_s),
+        high_s=min(most_s, limit_s),
         may=is_uncertain,
         phase=phase,
         owner=longest.function,
@@ -211,6 +212,25 @@ def _outside_torch_s(row: PythonTime) -> float:
     return row.seconds
 
 
+def find_busy_threads(costs: StepCosts) -> Iterator[Finding]:
+    """Find other threads of the process that compute in Python, so that the training thread waits for the lock."""
+    threads = costs.record.other_threads
+    if threads is None:
+        return
+    saves_s = sum(costs.lock_wait_s(part) for part in PARTS)
+    if costs.on_device:
+        # A wait of the host delays a device only while the device is idle.
+        saves_s = min(saves_s, costs.term_s("gaps"))
+    yield costs.finding(
+        "threads",
+        saves_s,
+        owner=threads.busiest,
+        file=threads.file,
+        line=threads.line,
+        what=threads.function,
+    )
+
+
 def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
     """Find phases in which the thread sleeps, if no Python time was recorded that could name the line."""
     has_several_ranks = len(costs.record.rank_step_s) > 1
@@ -222,5 +242,6 @@ def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
         if phase not in WORKING_PHASES or phase in phases_with_a_line or not use.wall_s:
             continue
         asleep_s = costs.mean_s(phase) * use.asleep_s / use.wall_s
+        asleep_s = max(asleep_s - costs.lock_wait_s(phase), 0.0)
         # Only "may": the threads of an operator wait for each other, and longer if other programs use the cores.
         yield costs.finding("sleep", asleep_s, may=True, phase=phase)

@@ -40,6 +40,7 @@ from lm_profiler.analysis.savings.outside_phases import (
     find_costs_between_steps,
 )
 from lm_profiler.analysis.savings.python_code import (
+    find_busy_threads,
     find_sleeping_phases,
     find_slow_python,
 )
@@ -69,6 +70,7 @@ FINDERS: Sequence[Finder] = (
     find_costs_between_steps,
     find_costly_owners,
     find_slow_python,
+    find_busy_threads,
     find_sleeping_phases,
     find_pattern,
     find_odd_steps,

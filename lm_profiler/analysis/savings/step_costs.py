@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Literal
 
+from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import (
     EXCHANGE,
     PRINTING,
@@ -80,6 +81,10 @@ SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 MANY_CALLS = 200  # of one operator in a step
 _LARGEST_LOST_SHARE = 0.9  # so that nothing is divided by almost 0 (1 - this share)
 MODEL_PHASES = ("forward", "backward")
+# Other threads are held responsible for the training thread's sleep if they compute for at least this share of the
+# step, and if the lock is returned this late: without them a pause is 0.1 ms too long, with one that spins 5 ms.
+_SHARE_OF_OTHER_THREADS = 0.2
+_LEAST_LOCK_WAIT_S = 0.3e-3
 
 # The field of the record that holds the times of parts: on the device's clock if there is one, or on the host's.
 _Clock = Literal["time", "host_time"]
@@ -248,6 +253,35 @@ class StepCosts:
         asleep_s = sum(use.asleep_s for use in uses.values())
         awake_s = max(self.mean_s("step") - asleep_s, 0.0)
         return awake_s * uses[phase].ran_s / step_ran_s + uses[phase].asleep_s
+
+    @cached_property
+    def _waits_for_lock(self) -> bool:
+        """Whether other threads of the process hold Python's lock for long enough to delay the training thread."""
+        threads = self.record.other_threads
+        has_several_ranks = len(self.record.rank_step_s) > 1
+        if threads is None or has_several_ranks:  # ranks also wait for each other
+            return False
+        step_s = sum(use.wall_s for use in self.record.thread_use.values())
+        are_busy = threads.ran_s >= _SHARE_OF_OTHER_THREADS * step_s
+        return are_busy and threads.lock_wait_s >= _LEAST_LOCK_WAIT_S
+
+    def lock_wait_s(self, phase: str) -> float:
+        """Return the seconds of ``phase`` in which the training thread waits for Python's lock; 0 if unknown.
+
+        They are its sleep, without the recorded time of packages and C functions, which may wait for something else.
+        """
+        use = self.record.thread_use.get(phase)
+        if use is None or not use.wall_s or not self._waits_for_lock:
+            return 0.0
+        # Here it waits for the batch; or for the thread in which autograd launches the work of a device.
+        waits_for_others = phase in INPUT_PHASES
+        if waits_for_others or (self.on_device and phase == "backward"):
+            return 0.0
+        asleep_s = self.mean_s(phase, clock="host_time") * use.asleep_s / use.wall_s
+        for row in self.record.python_times:
+            if row.phase == phase and row.what not in _NO_PACKAGES:
+                asleep_s -= row.seconds
+        return max(asleep_s, 0.0)
 
     def outside_s(self, event: str) -> float:
         """Return the seconds per step that ``event``, such as validation, takes outside the phases."""

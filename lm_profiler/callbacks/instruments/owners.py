@@ -20,12 +20,14 @@ from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.other_threads import OtherThreadsReader
 from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     LIGHTNING,
     OURS,
     OtherByOwner,
+    OtherThreads,
     OwnedTime,
     ThreadUse,
 )
@@ -100,6 +102,7 @@ class Owners:
     python_times: PythonTimes | None = None
     # returns how long the thread ran and waited for a CPU by now; None means unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
+    other_threads_reader: OtherThreadsReader = field(default_factory=OtherThreadsReader)
     guard: Guard = UNGUARDED  # guards what training calls here
     # the part of the step that runs now, as an index of ``PARTS``
     code: int = tape.OUTSIDE
@@ -118,6 +121,7 @@ class Owners:
         default_factory=lambda: defaultdict(_PhaseUse)
     )
     _last_thread_times: ThreadTimes | None = None
+    _other_threads: OtherThreads | None = None
 
     def observe(self, code: int) -> None:
         """Note that the part ``code`` begins at the timeline's last mark."""
@@ -143,6 +147,7 @@ class Owners:
         self._last_thread_times = now
         if before is None or now is None or len(self._steps) >= self.steps.timed:
             return
+        self.other_threads_reader.sample_lines()
         use = self._use_of_phase[self.code]
         use.wall_ns += end_ns - begin_ns
         use.ran_ns += now.ran_ns - before.ran_ns
@@ -179,10 +184,14 @@ class Owners:
     def _end_step(self) -> None:
         """Keep the shares of the step that ended, if there was one; before the last step, begin to follow its lines."""
         had_step = bool(self._ns or self._calls)
+        if not had_step and not self._steps:
+            self.other_threads_reader.begin()
         if had_step:
             self._finished_steps += 1
             if len(self._steps) < self.steps.timed:
                 self._steps.append(_StepShares(dict(self._ns), dict(self._calls)))
+            if self._finished_steps == self.steps.timed:
+                self._other_threads = self.other_threads_reader.result(len(self._steps))
             is_last_step_next = self._finished_steps == self.steps.before_lines
             if is_last_step_next and self.python_times is not None:
                 self.python_times.start()
@@ -195,6 +204,7 @@ class Owners:
         facts: dict[str, Any] = {
             "other_by_owner": self.shares(),
             "thread_use": thread_use,
+            "other_threads": self._other_threads,
         }
         if self.python_times is not None:
             ran_s = {phase: use.ran_s for phase, use in thread_use.items()}

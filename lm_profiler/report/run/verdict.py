@@ -49,6 +49,7 @@ _EVIDENCE = {
     "model outside": "{outside:.0%} of the step lies outside every phase, most of it in the model, whose forward pass "
     "is called without a mark",
     "program code: sleep": "{share} of the step is spent waiting without computing (sleep, I/O or a lock)",
+    "program code: threads": "{share} of the step is spent waiting for Python's lock, which another thread holds",
     "program code: python": "{share} of the step is spent in the program's own Python code, outside of torch",
     "program code: owner": "{share} of the step is spent in code outside the phases",
     "program code: logging": "{share} of the step is spent on logging",
