@@ -50,10 +50,16 @@ def repeated_calls(
                 repeated[backward] = repeated[later_call]
     # the rest is repeated in backward itself, such as by a second backward pass
     for first_call, later_call in pairs_in_backward:
-        is_checkpointing = step.calls[first_call].phase == _FORWARD
+        first, later = step.calls[first_call], step.calls[later_call]
+        is_checkpointing = first.phase == _FORWARD
         is_known = first_call in repeated or later_call in repeated
         is_changed = _is_any_changed(step, first_call, later_call)
-        if is_checkpointing or is_known or is_changed:
+        # The program needs both forward calls, so it cannot avoid that autograd prepares the same for both: as it does
+        # if it transposes a sparse matrix by which two layers multiply.
+        are_of_needed_calls = (
+            first.forward != later.forward and later.forward not in repeated
+        )
+        if is_checkpointing or is_known or is_changed or are_of_needed_calls:
             continue
         repeated[later_call] = _line_of_repetition(step, first_call, later_call)
     return repeated

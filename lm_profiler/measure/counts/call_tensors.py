@@ -36,6 +36,36 @@ def has_sparse(values: Iterable[Any]) -> bool:
     return any(isinstance(value, Tensor) and not is_dense(value) for value in values)
 
 
+def with_parts_of_sparse(values: Iterable[Any]) -> list[Any]:
+    """Return ``values``, with sparse tensors replaced by their parts.
+
+    The parts are what distinguishes a sparse tensor from others with the same elements, and the dense tensors that hold
+    its indices and its elements. Tensors in layouts that are neither dense nor sparse, such as nested ones, remain.
+    """
+    parts: list[Any] = []
+    for value in values:
+        held = _tensors_held_by(value)
+        if held:
+            parts += [value.layout, *value.shape, *held]
+        else:
+            parts.append(value)
+    return parts
+
+
+def _tensors_held_by(value: Any) -> list[Tensor]:
+    """Return the dense tensors that hold the indices and elements of a sparse tensor; none for other values."""
+    if not isinstance(value, Tensor):
+        return []
+    if value.layout is torch.sparse_coo:
+        # without the underscore these methods refuse tensors whose indices may repeat
+        return [value._indices(), value._values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    return []
+
+
 def sparse_matrices(values: Iterable[Any]) -> list[Tensor]:
     """Return the matrices among ``values`` that are sparse, in the layout COO."""
     tensors = [value for value in values if isinstance(value, Tensor)]
@@ -53,15 +83,18 @@ def base_name(operator: Any) -> str:
 
 
 def changed_arguments(operator: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments that a call changes, according to the schema of ``operator``."""
+    """Yield the tensors among the arguments that a call changes, according to the schema of ``operator``.
+
+    Of a sparse tensor they are those that hold its indices and elements.
+    """
     # an argument may be passed by its position or by its name
     changed_positions, changed_names = _changed_by_schema(operator)
     for position in changed_positions:
         if position < len(args):
-            yield from dense_tensors(leaves([args[position]]))
+            yield from dense_tensors(with_parts_of_sparse(leaves([args[position]])))
     for name in changed_names:
         if name in kwargs:
-            yield from dense_tensors(leaves([kwargs[name]]))
+            yield from dense_tensors(with_parts_of_sparse(leaves([kwargs[name]])))
 
 
 @cache

@@ -36,6 +36,7 @@ from lm_profiler.measure.counts.call_tensors import (
     overwritten_inputs,
     sparse_matrices,
     stored_elements,
+    with_parts_of_sparse,
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
 from lm_profiler.measure.counts.float32_times import float32_share, has_half_input
@@ -316,9 +317,9 @@ class StepOperators:
         name = base_name(operator)
         call = TimedCall(name, operator, args, kwargs, result, seconds)
         arguments = call.arguments()
-        inputs = dense_tensors(arguments)
+        inputs = dense_tensors(with_parts_of_sparse(arguments))
         result_leaves = [*leaves([result])]
-        results = dense_tensors(result_leaves)
+        results = dense_tensors(with_parts_of_sparse(result_leaves))
         if has_sparse(arguments) or has_sparse(result_leaves):
             self._step.has_sparse_tensors = True
             self._note_sparse_results(arguments, result_leaves)
@@ -356,7 +357,7 @@ class StepOperators:
         cell = recurrent if _is_cell(recurrent) else None
         value, is_constant = self._step.values.add_call(
             call.operator,
-            call.arguments(),
+            with_parts_of_sparse(call.arguments()),
             written=sorted(access.written),
             is_deterministic=is_of_model and _is_deterministic(call.operator),
         )

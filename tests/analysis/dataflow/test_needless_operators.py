@@ -19,6 +19,7 @@ from lm_profiler.analysis.dataflow.causal_masks import calls_with_causal_masks
 from lm_profiler.analysis.dataflow.copies import layers_on_copied_rows
 from lm_profiler.analysis.dataflow.loops import calls_in_loops, overhead_of_calling_s
 from lm_profiler.analysis.dataflow.needless_operators import backward_share_of_forward, needless_operators
+from lm_profiler.analysis.dataflow.repeats import repeated_calls
 from lm_profiler.analysis.dataflow.uncompiled import uncompiled_shares
 from lm_profiler.measure.counts import step_operators
 from lm_profiler.measure.counts.causal_masks import causal_length
@@ -138,6 +139,29 @@ def second_pass(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
     again = step.net.head(hidden)  # here
     return functional.cross_entropy((logits + again) / 2, labels)
+
+
+def normalized_graph(labels: Tensor) -> Tensor:
+    """Return a sparse matrix that averages the classes which occur together."""
+    edges = torch.stack([labels.repeat_interleave(16), labels.repeat(16)])
+    ones = torch.ones(edges.shape[1])
+    graph = torch.sparse_coo_tensor(edges, ones, (CLASSES, CLASSES), check_invariants=False).coalesce()
+    degrees = torch.sparse.sum(graph, dim=1).to_dense()
+    weights = graph.values() / degrees[graph.indices()[0]]
+    return torch.sparse_coo_tensor(graph.indices(), weights, graph.shape, check_invariants=False, is_coalesced=True)
+
+
+def graph_of_each_layer(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    table = torch.sparse.mm(normalized_graph(labels), step.net.embedding.weight)
+    table = torch.sparse.mm(normalized_graph(labels), table.relu())
+    return plain(step, hidden + table[labels], labels)
+
+
+def graph_of_all_layers(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    graph = normalized_graph(labels)
+    table = torch.sparse.mm(graph, step.net.embedding.weight)
+    table = torch.sparse.mm(graph, table.relu())
+    return plain(step, hidden + table[labels], labels)
 
 
 def table_of_each_step(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -1164,6 +1188,15 @@ def products_between_layers(step: Step, hidden: Tensor, labels: Tensor) -> Tenso
     for _ in range(100):
         mixed = torch.mm(mixed, mix)
     return plain(step, mixed, labels)
+
+
+def test_what_depends_on_sparse_tensors_is_repeated_only_if_the_program_repeats_it() -> None:
+    """Backward transposes the matrix once per layer. A program that makes the matrix once cannot avoid that."""
+    step = Step().calls(graph_of_each_layer)
+    repeated_names = {step.calls[number].name for number in repeated_calls(step, dead=())}
+    assert repeated_names >= {"aten::_coalesce", "aten::_sparse_sum", "aten::index", "aten::div"}
+    assert "aten::t" not in repeated_names
+    assert not repeated_calls(Step().calls(graph_of_all_layers), dead=())
 
 
 def test_the_only_backward_pass_of_a_repetition_is_needed() -> None:
