@@ -492,7 +492,9 @@ class Attachment:
         return phases
 
     def _stages_are_over(self) -> Marks | None:
-        """Record the run, and watch the rest of training, unless the stages failed, because watching would fail too.
+        """Record the run, and begin to watch the rest of training if that was requested.
+
+        If the instruments of the stages failed, watching does not begin, because it would fail too.
 
         Returns:
             The marks of the rest of training; None if it is not watched.

@@ -72,7 +72,8 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.torch_names import FUSED_DEVICES
 
-# in a batch from a dataset of tensors: with as many, taking them one by one may cost more than the work on them
+# If a batch has at least this many rows, taking them one by one from a dataset of tensors may cost more than the work
+# on them.
 _MANY_ROWS = 64
 
 
@@ -88,7 +89,10 @@ class Collector:
     _copy: Future[Any] = field(default_factory=Future)
 
     def remember_batch(self, batch: Any) -> None:
-        """Remember ``batch``. It may be of any type: an error is kept, and raised when the batch is requested."""
+        """Remember the shapes of ``batch``, and for an audit a copy of it.
+
+        A batch may be of any type: an error is kept, and raised when the shapes or the copy are requested.
+        """
         self.has_batch = True
         _set_result(self._shapes, without_data, batch)
         if self.options.numerics.audit:
@@ -299,7 +303,7 @@ class Collector:
 
 
 def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> None:
-    """Keep in ``future`` what ``make`` returns of ``batch``, or the error that it raises."""
+    """Keep in ``future`` what ``make`` returns for ``batch``, or the error that ``make`` raises."""
     try:
         future.set_result(make(batch))
     except Exception as error:
@@ -342,6 +346,7 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
 
 
 def _counted_steps(measured: Measured) -> list[int]:
+    """Return the numbers of the steps in which FLOPs are counted: those of the stage ``memory``."""
     return sorted({row.step for row in measured.rows if row.stage == "memory"})
 
 
@@ -486,7 +491,7 @@ def _count_different_groups(optimizers: Iterable[Any]) -> int:
 
 
 def _are_fused(loop: Loop) -> bool | None:
-    """Return whether all optimizers are fused; None if one cannot be, or there is none."""
+    """Return whether all optimizers are fused; None if there is none, or if one of them cannot be fused."""
     optimizers = loop.optimizers
     can_be_fused = all("fused" in optimizer.defaults for optimizer in optimizers)
     if not optimizers or not can_be_fused:

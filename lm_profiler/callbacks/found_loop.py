@@ -139,9 +139,13 @@ def find_loop(optimizer: Any) -> FoundLoop:
 
 
 def _running_loader(loaders: Sequence[Any], iterators: Sequence[Any]) -> Any:
-    """Return the only one of ``loaders``, or the only one over whose data one of ``iterators`` runs; else None."""
+    """Return the loader of the running loop; None if it is not known.
+
+    It is the only one of ``loaders``, or the only one over whose data one of ``iterators`` runs.
+    """
     if len(loaders) == 1:
         return loaders[0]
+    # None for an iterator whose dataset this torch does not show
     datasets = [ITERATED_DATASET.get_or(iterator) for iterator in iterators]
     ids_of_datasets = {id(dataset) for dataset in datasets if dataset is not None}
     running = [

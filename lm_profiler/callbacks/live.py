@@ -60,7 +60,7 @@ class StageFigures:
         return cls(mfu_seconds, tokens_per_step)
 
     def mfu(self, step_s: float, tokens_per_step: float | None) -> float | None:
-        """Return the MFU of a step that takes ``step_s``; its FLOPs are taken to be in proportion to its tokens.
+        """Return the MFU of a step that takes ``step_s``; its FLOPs are assumed to be in proportion to its tokens.
 
         The MFU is inversely proportional to the seconds of a step, so ``mfu_seconds`` has their product.
         """
@@ -122,7 +122,7 @@ def live_figures(
 ) -> dict[str, float]:
     """Return the known figures of ``sums`` by name; empty without a step.
 
-    Throughput is that of all ``ranks``; each is taken to process as much per step as this one.
+    Throughput is of all ``ranks``; each rank is assumed to process as much per step as this one.
     """
     if sums.steps == 0 or sums.step_s <= 0.0:
         return {}

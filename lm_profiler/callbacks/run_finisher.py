@@ -175,7 +175,7 @@ class RunFinisher:
         self.files.write_all_files(evidence, rows_are_new=False)
 
     def _write_loop_end(self, steps: int) -> None:
-        """Write for the other ranks that this rank has no step left, because they may fail for that reason."""
+        """Write a file that shows the other ranks that this rank has no step left: they may fail because of that."""
         if self.exchange.ranks == 1 or self.is_forked_copy:
             return
         rank = self.exchange.rank
@@ -229,6 +229,7 @@ class RunFinisher:
         with suppress(OSError):
             rank_end.write(self.files.folder_or_new() / end_file(self.exchange.rank))
         if self.options.launch.is_supervised:
+            # Our command line ends the ranks. Lightning's observer would also end this process, before it has a record.
             _call_off_observer()
 
     def _record_death(
@@ -305,7 +306,7 @@ class RunFinisher:
     # -- shared by all three
 
     def _measurements(self, keep_trace: bool = True) -> Measured:
-        """Return the measurements; if an instrument fails now, those that it had made before."""
+        """Return the measurements. If an instrument fails at its end, return what was measured before that."""
         measured: Measured | None = None
         if self.session is not None:
             session = self.session

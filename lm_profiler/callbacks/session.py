@@ -167,7 +167,8 @@ class Session:
     _last_count: StepCount | None = None  # the sizes of the batches of the last step
     # batches, samples, elements, and the counts of ``TokenUse`` in the last entry of ``_batch_counts``
     _last_sizes: tuple[Any, ...] | None = None
-    # After a step there is more to do than to keep it if the stage has reached this step, or the clock this instant.
+    # Usually a step that ended is only noted. More is due, such as reading instruments, writing rows and ending the
+    # stage, when the stage has had this many steps, or the clock has reached this instant.
     _next_due_step: int = 0
     _next_due_ns: int = 0
     _last_due_step: int = 0  # the last step after which there was more to do

@@ -126,8 +126,7 @@ def admitted_callbacks(request: str) -> list[Callback]:
 
 @dataclass(eq=False)
 class Admission:
-    """Decides whether a Trainer that is about to run is profiled. Only one Trainer of a program is profiled, and only
-    once."""
+    """Decides whether a Trainer that is about to run is profiled: only one Trainer of a program is, and only once."""
 
     number: int  # the position of the Trainer among those of its process, from 1
     # the number of the Trainer to profile; None for the first that runs ``verb``
@@ -140,7 +139,7 @@ class Admission:
     _is_used: bool = False  # whether the Trainer was admitted
 
     def __call__(self, trainer: Trainer) -> bool:
-        """Return whether the callback profiles the run of ``trainer``: it must be the first that the options mean."""
+        """Return whether the callback profiles the run of ``trainer``: it must be the first run that is wanted."""
         if OPTIMIZER_HOOKS.is_provisional and verb_of(trainer) == "fit":
             # The search for a loop without a Trainer would take this loop for one.
             OPTIMIZER_HOOKS.detach()
@@ -175,7 +174,10 @@ class Admission:
         print_message(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:
-        """Take the admission back, because a Tuner has searched and the fit after that is to be profiled."""
+        """Take the admission back, because a Tuner has searched and the fit after that is to be profiled.
+
+        The admission is noted in this process or in the folder of claims; it is removed from both.
+        """
         global _admitted_number
         self._is_used = False
         if _admitted_number == self.number:

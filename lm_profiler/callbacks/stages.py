@@ -35,8 +35,7 @@ _WIDTH = 40  # the number of blanks that erase any line
 
 @dataclass
 class StoppingRule:
-    """Decides whether enough steps were measured, if that depends on the precision reached (``until_ci``) or on
-    time."""
+    """Decides whether enough steps were measured, if that depends on their precision (``until_ci``) or on time."""
 
     options: StageOptions  # the target and the limits
     # returns on all ranks the number that rank 0 passes; all ranks have to call it

@@ -204,6 +204,7 @@ class TrainerLoop:
         return self.trainer.max_epochs == -1 and self.max_steps == -1
 
     def limit_steps(self, steps: int) -> None:
+        """Limit the fit to ``steps`` until ``restore_limit``, if it has no limit of its own."""
         if self._has_no_limit:
             # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
             self.trainer.fit_loop.epoch_loop.max_steps = steps

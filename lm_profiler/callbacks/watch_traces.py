@@ -19,8 +19,8 @@ _DAY_NS = 86_400 * 1_000_000_000
 _STEPS_OF_EVENT = 2  # steps of a trace that is taken because of an event
 # the budget of automatic traces
 _MOST_PER_DAY = 8
-_LEAST_PAUSE_NS = 600 * 1_000_000_000  # between two of them
-_MOST_BYTES = 20 * 2**20  # the bytes of all of them together
+_LEAST_PAUSE_NS = 600 * 1_000_000_000  # between two automatic traces
+_MOST_BYTES = 20 * 2**20  # of all automatic traces together
 
 # identifies an event, which may be written several times: its kind, step and time
 _EventKey = tuple[str, int, float]

@@ -271,7 +271,10 @@ class WatchWriter:
         hand_over: HandOver,
         first_traced_step: int,
     ) -> list[WatchEvent]:
-        """Return the events that the analysis finds in the steps, outside of the steps, and in memory."""
+        """Return the events that the analysis finds in the steps, outside of the steps, and in memory.
+
+        Take from the ledger the longest durations that it has collected for this.
+        """
         instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
         spans = [
             span
@@ -293,7 +296,7 @@ class WatchWriter:
     def _add_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
         """Complete events and have them written; return the complete ones.
 
-        They get this rank, and the trace that was written for an earlier line about the same event.
+        Each event gets this rank, and the trace that was written for an earlier line about the same event.
         """
         complete = []
         for event in events:
@@ -427,7 +430,7 @@ class WatchWriter:
         self._report_stall(place, late_s, "the process was stopped")
 
     def _check_for_stall(self) -> None:
-        """Report where training stands if nothing has begun or ended there for a long time."""
+        """Write the status; report a stall if nothing has begun or ended in training for much longer than usual."""
         now_ns = self.clock()
         self._write_status(now_ns)
         quiet_s = (now_ns - self._last_sign_of_life_ns()) * 1e-9

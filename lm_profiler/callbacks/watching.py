@@ -330,7 +330,7 @@ class Watching:
     def _book_steps(
         self, session: Session, spans: Sequence[NamedSpan], epoch_s: float
     ) -> None:
-        """Add the steps of ``session`` to the ledger, and those of ``spans`` that began before its last step ended."""
+        """Add to the ledger the steps of ``session``, and the ``spans`` that began before the last step ended."""
         # The instants are a pair for each step: when it began and when it ended.
         begin_ns, end_ns = np.array(session.instants_ns, np.int64).T
         host_s = np.array([row.host_seconds for row in session.rows])  # [step, part]
@@ -360,7 +360,7 @@ class Watching:
         )
 
     def _named_span(self, action_name: str, span: Marked) -> Marked:
-        """Return the span to use for an action whose span is ``span`` if nothing is watched.
+        """Return the span of an action during the watch; ``span`` is the span that the action has otherwise.
 
         The user's hooks and checkpoints get a span that adds their time to the ledger by a name.
         """

@@ -355,8 +355,8 @@ def _tensors_with_paths(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Te
 def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int | None]:
     """Return a function that counts the samples of batches like ``batch``.
 
-    The samples are the length that all tensors have in their first dimension; if that is not the ``batch_size`` of the
-    loader, and the second dimension of all tensors is, it is that one. They are unknown if the lengths differ.
+    The samples are the length of the first dimension if it is the same in all tensors, and otherwise unknown. If only
+    the second dimension of all tensors is as long as the loader's ``batch_size``, it is used instead.
     """
     if _own_count(batch) is not None:
         return _own_count

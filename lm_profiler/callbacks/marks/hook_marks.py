@@ -167,15 +167,15 @@ class HookMarks:
         replace = self._replacements.replace
         replace(torch.autograd, "backward", partial(self._marked, tape.BACKWARD))
         # for each function, what makes its marked version
-        wraps = {
+        wrap_by_function = {
             function: partial(self._marked, tape.CLIP)
             for function in clipping_functions()
         }
         for module_name, function_name in _TRANSFERS:
             function = getattr(sys.modules.get(module_name), function_name, None)
             if function is not None:
-                wraps[function] = partial(self._marked, tape.TRANSFER)
-        self._replacements.replace_everywhere(wraps)
+                wrap_by_function[function] = partial(self._marked, tape.TRANSFER)
+        self._replacements.replace_everywhere(wrap_by_function)
         for kind in clearing_classes([*self.optimizers, *self.modules]):
             replace(kind, "zero_grad", partial(self._marked, tape.ZERO_GRAD))
         replace(torch.amp.GradScaler, "step", self._marked_scaler)

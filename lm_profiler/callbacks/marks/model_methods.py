@@ -54,8 +54,8 @@ def running_methods(
 ) -> tuple[ModelMethod, ...]:
     """Return those of ``methods`` that run now, the innermost first.
 
-    Frames are told apart by their code. Their local variables are not read: before Python 3.13 that would keep them
-    alive until the function returns.
+    A method is recognized by the code of its frame. The frame's local variables are not read: before Python 3.13, that
+    would keep them alive until the method returns.
     """
     running: list[ModelMethod] = []
     for frame, _ in walk_stack(sys._getframe(1)):

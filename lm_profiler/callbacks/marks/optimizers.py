@@ -58,7 +58,7 @@ class OptimizerMarks:
         backward = Span(self._timeline, tape.BACKWARD)
         self._wrap_in_context(module, "manual_backward", backward)
         # ``loss.backward()`` calls this function of torch. So does ``manual_backward``, inside of which a mark of the
-        # same phase changes nothing.
+        # same phase changes nothing. Other threads may call torch's functions too, which is not marked.
         self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
         clip = Span(self._timeline, tape.CLIP)
         self._wrap_in_context(module, "clip_gradients", clip)
@@ -75,14 +75,15 @@ class OptimizerMarks:
     def _mark_clipping_functions(self, clip: OnThisThread) -> None:
         """Mark torch's functions for clipping, also in modules that have imported them by name."""
         utils = torch.nn.utils
-        wraps: dict[Function, Callable[[Function], Function]] = {}
+        wrap_by_function: dict[Function, Callable[[Function], Function]] = {}
         for name in _CLIPPING_FUNCTIONS:
             marked = _MethodInContext(utils, name, clip, self._timeline.guard)
-            # the same one in all modules; by the attribute, because a program may have put its own function there
-            wraps[getattr(utils, name)] = partial(_return_marked, marked)
+            # The function is read from ``utils``, because a program may have put its own there.
+            function = getattr(utils, name)
+            wrap_by_function[function] = partial(_return_marked, marked)
         replacements = Replacements()
         self._undo.callback(replacements.undo)
-        replacements.replace_everywhere(wraps)
+        replacements.replace_everywhere(wrap_by_function)
 
     def _wrap_in_context(
         self, owner: Any, name: str, context: AbstractContextManager[None]
@@ -91,6 +92,7 @@ class OptimizerMarks:
 
 
 def _return_marked(marked: Function, function: Function) -> Function:
+    """Return ``marked``, which replaces ``function`` in every module."""
     return marked
 
 

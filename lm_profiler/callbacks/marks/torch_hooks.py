@@ -136,22 +136,22 @@ class Replacements:
         self._undo.callback(_restore, owner, name, original, wrapper)
 
     def replace_everywhere(
-        self, wraps: Mapping[Function, Callable[[Function], Function]]
+        self, wrap_by_function: Mapping[Function, Callable[[Function], Function]]
     ) -> None:
         """Replace functions in all modules that have imported them by name.
 
-        ``wraps`` maps each function to what makes its replacement. The module that defines a function keeps it: pickle
-        looks there for functions that the program stored before.
+        ``wrap_by_function`` maps each function to what makes its replacement. The module that defines a function keeps
+        it: pickle looks there for functions that the program stored before.
         """
         # by identity, because other values in modules may not be hashable
-        wrap_by_id = {id(original): wrap for original, wrap in wraps.items()}
+        wrap_by_id = {id(original): wrap for original, wrap in wrap_by_function.items()}
         for module_name, module in list(sys.modules.items()):
             attributes = dict(getattr(module, "__dict__", {}))
             for name, value in attributes.items():
                 wrap = wrap_by_id.get(id(value))
                 if wrap is None:
                     continue
-                # a program may have put a partial or an object there, which has neither
+                # A partial or another object that a program has put there has neither.
                 defined_in = getattr(value, "__module__", None)
                 defined_as = getattr(value, "__qualname__", None)
                 is_defined_here = (defined_in, defined_as) == (module_name, name)

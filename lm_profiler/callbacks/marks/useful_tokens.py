@@ -107,7 +107,8 @@ class UsefulTokens:
 def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and tensors in ``part`` that may describe its tokens.
 
-    ``part`` is a batch, or a container within it at ``depth``.
+    ``part`` is a batch, or a container within it at ``depth``. In a mapping, the name of a tensor decides. In a list or
+    tuple, a tensor may be labels if it has two dimensions and a dtype of labels, and gets a name of ours.
     """
     if isinstance(part, Mapping):
         for name, value in part.items():
@@ -150,7 +151,7 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
         row_lengths = _lengths_before_padding(host_ids, labels)
         lengths = row_lengths
 
-    # The first source that a batch has counts: of all tokens, and of the useful ones.
+    # Both counts, of all tokens and of the useful ones, come from the first source that the batch has for them.
     useful = own_count
     count = None
     if ids is not None:
@@ -288,9 +289,11 @@ def _lengths_before_padding(ids: Numbers, labels: Numbers) -> Numbers | None:
     columns = ids.shape[1]
     last_ids = ids[:, -1]
     may_be_padding = (labels == IGNORED_LABEL) & (ids == last_ids[:, None])
+    # the length of the padding of each row: from its end, the first position that is no padding; argmin finds no such
+    # position in a row that is all padding
     padding: Numbers = np.argmin(may_be_padding[:, ::-1], axis=1)
     padding[may_be_padding.all(axis=1)] = columns
-    # a single ignored label may be that of the last token
+    # A single ignored label may be the label of the last token.
     padding[padding < _SHORTEST_PADDING] = 0
     padding_ids = set(last_ids[padding > 0].tolist())
     if len(padding_ids) > 1:
