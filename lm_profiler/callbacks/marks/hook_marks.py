@@ -224,7 +224,7 @@ class HookMarks:
         if has_unseen_calls:
             self._called_modules.observe_children()
         step.end_step()
-        if self._rollouts.had_running_step:
+        if self._rollouts.is_before_step:
             self._rollouts.end_step()
         if self._called_modules.search_steps_left > 0:
             self._called_modules.end_search_step()
@@ -420,7 +420,7 @@ class HookMarks:
         is_recomputation = tape.BACKWARD in self._running_phases
         if self._forward_depth > 1 or is_recomputation or self._named_phases:
             return
-        self._rollouts.is_last_call = False
+        self._rollouts.was_last_call = False
         if self._is_validation([module]):
             self._note_validation_or_rollout(module)
             return
@@ -639,7 +639,7 @@ class HookMarks:
         if get_ident() != thread.number and thread.refuses_call():
             return False
         # before the next check, because rollouts are outside of the steps
-        if code == tape.BACKWARD and self._rollouts.is_last_call:
+        if code == tape.BACKWARD and self._rollouts.was_last_call:
             self._rollouts.note_loss_of_rollout()
         if self._is_outside:
             return False

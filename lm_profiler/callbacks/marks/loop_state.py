@@ -16,7 +16,7 @@ import torch
 
 from lm_profiler.callbacks.marks.loader_passes import DEAD_REFERENCE
 
-# Steps are assumed to need rollouts after at least this many rollouts that speak for it.
+# Steps are taken to need rollouts only if at least this many rollouts show it.
 _FEWEST_ROLLOUTS = 3
 
 
@@ -31,8 +31,9 @@ class MarkedThread:
         # the thread whose calls are marked now; 0 if no calls are marked
         self.number = 0
         self.is_open = False
-        # whether the step still runs in which the marks were installed
+        # whether the marks were installed within a step that still runs
         self.is_in_partial_step = False
+        # whether the marks were installed within a step
         self.began_in_partial_step = False
         self.calls_of_other_threads = 0
 
@@ -45,6 +46,7 @@ class MarkedThread:
             self.number = self._thread
 
     def end_partial_step(self) -> None:
+        """Mark calls from now on, because the step has ended in which the marks were installed."""
         self.is_in_partial_step = False
         self.number = self._thread
 
@@ -64,7 +66,7 @@ class MarkedThread:
 
 
 class StepContents:
-    """Counts what the running step has had so far, and how many of the ended steps had what."""
+    """Counts batches and calls in the running step, and the ended steps that had a batch from a loader or a call."""
 
     def __init__(self) -> None:
         # in the running step
@@ -92,33 +94,33 @@ class StepContents:
 
 
 class Rollouts:
-    """Calls of models in training mode, without gradients, outside of steps, as reinforcement learning makes them.
+    """Counts rollouts: calls of a model in training mode, without gradients, outside of steps.
 
-    There a rollout chooses the next actions, so that it is part of the next step. In other programs, such a call is for
-    validation.
+    In reinforcement learning a rollout chooses the next actions, so the next step needs it. In other programs, such a
+    call is for validation.
     """
 
     def __init__(self) -> None:
         self._rollouts = 0
         # rollouts that a backward pass followed without another call of a model
         self._rollouts_for_losses = 0
-        self.is_last_call = False  # whether the last call of a model was a rollout
+        self.was_last_call = False  # whether the last call of a model was a rollout
         self._steps_with_rollout = 0  # ended steps with a rollout before them
-        self.had_running_step = False  # whether the running step had one before it
+        self.is_before_step = False  # whether a rollout came before the running step
 
     def note_rollout(self) -> None:
         self._rollouts += 1
-        self.is_last_call = True
-        self.had_running_step = True
+        self.was_last_call = True
+        self.is_before_step = True
 
     def note_loss_of_rollout(self) -> None:
-        """Note that the loss of a backward pass can only be of the results of the last rollout."""
-        self.is_last_call = False
+        """Note that a backward pass follows the last rollout directly, so that it is for a loss of its results."""
+        self.was_last_call = False
         self._rollouts_for_losses += 1
 
     def end_step(self) -> None:
-        """Note that the running step ends, which had a rollout before it."""
-        self.had_running_step = False
+        """Note that the running step, before which a rollout came, has ended."""
+        self.is_before_step = False
         self._steps_with_rollout += 1
 
     def are_needed(self, ended_steps: int) -> bool:
@@ -143,8 +145,8 @@ class LoopNesting:
     def __init__(self) -> None:
         # whether the next batch may be the first of a loop, or the next one of an outer loop
         self.may_loop_change = True
-        # a weak reference to the iterator of the loop before the last change, so that the workers of a loader can end
-        # with its iterator
+        # the iterator with which ``note_batch`` was last called; a weak reference, so that the workers of a loader can
+        # end with its iterator
         self._earlier_iterator_ref: Callable[[], Any] = DEAD_REFERENCE
 
     def note_batch(self, iterator: Any) -> bool:
