@@ -173,30 +173,8 @@ DYNAMO = PrivateName(
 )
 COMPILED_CALL = PrivateName(
     "Module._compiled_call_impl",
-    "recognizes a compiled module, and lets us be called in place of a module",
-    "FLOPs and plans unknown, no loop without a Trainer, no trace",
-)
-CALL = PrivateName(
-    "Module._call_impl",
-    "calls a module when we are called in its place",
-    "no loop without a Trainer, no trace",
-)
-
-_FRAMES = "torch._C._dynamo.eval_frame"
-FRAME_ACTION = PrivateName(
-    f"{_FRAMES}._FrameAction",
-    "keeps torch.compile from compiling our own functions",
-    "the program compiles more than without us",
-)
-FRAME_STRATEGY = PrivateName(
-    f"{_FRAMES}._FrameExecStrategy",
-    "keeps torch.compile from compiling our own functions",
-    "the program compiles more than without us",
-)
-SET_FRAME_STRATEGY = PrivateName(
-    f"{_FRAMES}.set_code_exec_strategy",
-    "keeps torch.compile from compiling our own functions",
-    "the program compiles more than without us",
+    "recognizes a compiled module",
+    "FLOPs and plans unknown",
 )
 
 # The trace. Two profilers end the process.
@@ -213,16 +191,6 @@ START_TRACE = PrivateName(
     "profile._start_trace",
     "keeps a profiler of the user from starting where ours cannot stop",
     "the process may crash there",
-)
-NO_FUNCTION_MODE = PrivateName(
-    "torch._C.DisableTorchFunction",
-    "keeps our ranges from the program's modes",
-    "no trace",
-)
-NO_DISPATCH_MODE = PrivateName(
-    "torch._C._DisableTorchDispatch",
-    "keeps our ranges from the program's modes",
-    "no trace",
 )
 GRAPH_TASK_ID = PrivateName(
     "torch._C._current_graph_task_id",

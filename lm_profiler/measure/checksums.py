@@ -34,6 +34,15 @@ def weights_checksum(module: nn.Module) -> tuple[int | None, ...] | None:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` has its elements in its own storage; a subclass of Tensor may have them elsewhere."""
+    """Return whether ``tensor`` has its elements in its own storage.
+
+    A subclass of Tensor may have them elsewhere, and tensors within ``torch.func.vmap`` or ``grad`` have no storage.
+    """
     is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
-    return is_plain and tensor.layout is torch.strided
+    if not is_plain or tensor.layout is not torch.strided:
+        return False
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True

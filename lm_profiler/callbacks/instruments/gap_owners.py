@@ -112,6 +112,8 @@ class GapsWatch(OwnersInstrument):
         Such a module may get the weights of the trained one only once in many steps.
         """
         shapes = _shapes_of_weights(module)
+        if not shapes:
+            return False
         return any(
             _shapes_of_weights(trained) == shapes for trained in self._trained_parts()
         )

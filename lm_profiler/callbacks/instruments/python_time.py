@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from lm_profiler.measure.boundary import UNGUARDED, Guard, comes_from_outside
 from lm_profiler.measure.checksums import weights_checksum
 from lm_profiler.measure.clocks.tape import DATA, OTHER
-from lm_profiler.measure.uncompiled import keep_uncompiled
 from lm_profiler.measure.user_code import (
     LIGHTNING,
     OURS,
@@ -304,7 +303,6 @@ class PythonTimes:
         """Start to follow; returns False if another profiler already follows this thread."""
         if sys.getprofile() is not None:
             return False
-        keep_uncompiled(PythonTimes._handle_event)
         self._cost = following_cost(self.clock, self.thread_clock)
         self._knows_waits = _counts_of_waits_are_known()
         self._last_ns = self.clock()

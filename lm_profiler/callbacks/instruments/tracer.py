@@ -8,13 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
-from torch.jit import is_tracing  # type: ignore[attr-defined]  # public, not in __all__
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -48,7 +41,6 @@ from lm_profiler.callbacks.instruments.torch_sessions import (
     is_session_taken,
     keep_from_starting,
 )
-from lm_profiler.callbacks.marks.module_calls import MODULE_CALLS
 from lm_profiler.callbacks.marks.torch_hooks import is_within_optimizer_step
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
@@ -58,11 +50,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
 from lm_profiler.record.quantities import count_text
-from lm_profiler.torch_names import (
-    NO_DISPATCH_MODE,
-    NO_FUNCTION_MODE,
-    PREPARE_TRACE,
-)
+from lm_profiler.torch_names import PREPARE_TRACE
 
 # devices whose kernels torch.profiler records, besides the host's operators
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
@@ -150,11 +138,12 @@ class TraceRanges:
 
     def push(self, part: str) -> None:
         trace_range = record_function(phase_range_name(part))
-        _open_all([trace_range])
+        trace_range.__enter__()
         self._open.append(trace_range)
 
     def pop(self) -> None:
-        _close_all([self._open.pop()])
+        trace_range = self._open.pop()
+        trace_range.__exit__(None, None, None)
 
 
 class _OpenRanges(threading.local):
@@ -180,27 +169,34 @@ class ModuleRanges:
     If one of these modules, or ``module`` itself, is called with the same inputs again in a step, that call has a
     second range around it (``repeated_range_name``). ``end_step`` must be called between steps.
 
-    Compiled modules and their parts have no ranges, because their calls are not seen.
+    Compiled modules and their parts have no ranges, because a hook would cause a recompilation.
     """
 
     def __init__(self, guard: Guard = UNGUARDED) -> None:
         self._guard = guard
-        self._observations = ExitStack()
+        self._hooks = ExitStack()
         self._threads = _OpenRanges()
         self._calls = CallsOfStep()
 
     def attach(self, module: nn.Module) -> None:
-        """Open and close ranges at each call of ``module`` and of all modules below it that are called."""
+        """Add hooks that open and close ranges to ``module`` and to all called modules below it."""
+        close_ranges = self._guard.wrap(self._close)
         for path, child in _called_modules(module):
             type_name = type(child).__name__
             names = _RangeNames(
                 call=module_range_name(path, type_name) if path else None,
                 repeated=repeated_range_name(path, type_name),
             )
-            stop = MODULE_CALLS.observe(
-                child, partial(self._open, names), self._close, self._guard
+            open_ranges = self._guard.wrap(partial(self._open, names))
+            # They run before and after all hooks of the user. `always_call` closes the ranges even if forward raises.
+            self._hooks.enter_context(
+                child.register_forward_pre_hook(
+                    open_ranges, prepend=True, with_kwargs=True
+                )
             )
-            self._observations.callback(stop)
+            self._hooks.enter_context(
+                child.register_forward_hook(close_ranges, always_call=True)
+            )
 
         open_ranges_with(self._part_range)
 
@@ -213,18 +209,18 @@ class ModuleRanges:
         self._calls.clear()
 
     def detach(self) -> None:
-        """Stop observing the modules, and close the ranges that are still open."""
+        """Remove the hooks of the modules, and close the ranges that are still open."""
         open_ranges_with(None)
-        self._observations.close()
+        self._hooks.close()
         for _, ranges in reversed(self._threads.open):
             _close_all(ranges)
         self._threads.open.clear()
 
     def _part_range(self, name: str) -> AbstractContextManager[Any]:
         """Return the range of a part that the program marks (``lm_profiler.part``)."""
-        if torch.compiler.is_compiling() or is_tracing():
+        if torch.compiler.is_compiling():
             return nullcontext()
-        return _open_range(module_range_name(name, PART_TYPE))
+        return record_function(module_range_name(name, PART_TYPE))
 
     def _open(
         self,
@@ -234,19 +230,21 @@ class ModuleRanges:
         kwargs: Mapping[str, Any],
     ) -> None:
         """Open the ranges of a call of ``module``: with its name, and around it for inputs that it had before."""
+        if torch.compiler.is_compiling():
+            return
         ranges: list[record_function] = []
         self._threads.open.append((module, ranges))
-        # a mode of the program may note what is read of a tensor
-        with NO_FUNCTION_MODE.find()():
-            is_repeated = self._calls.add(module, args, kwargs)
-        if is_repeated:
+        if self._calls.add(module, args, kwargs):
             ranges.append(record_function(names.repeated))
         if names.call is not None:
             ranges.append(record_function(names.call))
-        _open_all(ranges)
+        for range_ in ranges:
+            range_.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
         """Close the ranges of the call of ``module`` that ends."""
+        if torch.compiler.is_compiling():
+            return
         stack = self._threads.open
         has_ranges = any(open_module is module for open_module, _ in stack)
         if not has_ranges:
@@ -258,39 +256,10 @@ class ModuleRanges:
             _close_all(ranges)
 
 
-def _open_all(ranges: Sequence[record_function]) -> None:
-    """Open nested ``ranges``, the outermost first."""
-    with _no_modes():
-        for range_ in ranges:
-            range_.__enter__()
-
-
 def _close_all(ranges: Sequence[record_function]) -> None:
     """Close nested ``ranges``, which were opened in this order."""
-    with _no_modes():
-        for range_ in reversed(ranges):
-            range_.__exit__(None, None, None)
-
-
-@contextmanager
-def _open_range(name: str) -> Iterator[None]:
-    """Open a range of the trace in the context."""
-    ranges = [record_function(name)]
-    _open_all(ranges)
-    try:
-        yield
-    finally:
-        _close_all(ranges)
-
-
-@contextmanager
-def _no_modes() -> Iterator[None]:
-    """Keep what is called in the context from the program's modes (``TorchDispatchMode``, ``TorchFunctionMode``).
-
-    They would receive the operators that open and close a range.
-    """
-    with NO_FUNCTION_MODE.find()(), NO_DISPATCH_MODE.find()():
-        yield
+    for range_ in reversed(ranges):
+        range_.__exit__(None, None, None)
 
 
 def _called_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

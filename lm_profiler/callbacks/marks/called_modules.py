@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import CodeType
@@ -16,8 +16,7 @@ from lm_profiler.callbacks.marks.model_methods import (
     methods_of,
     running_methods,
 )
-from lm_profiler.callbacks.marks.module_calls import MODULE_CALLS, CallBegins, CallEnds
-from lm_profiler.callbacks.marks.torch_hooks import Replacements
+from lm_profiler.callbacks.marks.torch_hooks import ModuleHook, Replacements
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_compiler
 
@@ -45,8 +44,8 @@ class CalledModules:
 
     def __init__(
         self,
-        begin_call: CallBegins,
-        end_call: CallEnds,
+        begin_call: Callable[..., object],
+        end_call: Callable[..., object],
         guard: Guard,
         replacements: Replacements,
     ) -> None:
@@ -72,13 +71,19 @@ class CalledModules:
         """Mark the calls of ``modules``; a module that was compiled in place is left out."""
         self._innermost_observed = [*modules, *self._innermost_observed]
         for module in modules:
-            # torch calls a module that was compiled in place in another way, which cannot be observed.
+            # A module compiled in place would be compiled again with the hooks, and then not call them.
             if is_compiled(module) and not is_wrapped_by_compiler(module):
                 continue
-            stop_observing = MODULE_CALLS.observe(
-                module, self._begin_call, self._end_call, self._guard
+            begins = module.register_forward_pre_hook(
+                ModuleHook(self._begin_call, self._guard),
+                prepend=True,
+                with_kwargs=True,
             )
-            self._undo.callback(stop_observing)
+            self._undo.callback(begins.remove)
+            ends = module.register_forward_hook(
+                ModuleHook(self._end_call, self._guard), always_call=True
+            )
+            self._undo.callback(ends.remove)
 
     def stop(self) -> None:
         """Stop observing the modules; methods stay replaced until the ``replacements`` are undone."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from torch.compiler import is_compiling
-from torch.jit import is_tracing  # type: ignore[attr-defined]  # public, not in __all__
 
 from lm_profiler.callbacks.marks.torch_hooks import Function
 from lm_profiler.measure.boundary import Hook
@@ -73,8 +72,7 @@ def marked_method(method: Function, begins: Hook, ends: Hook) -> Function:
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         # Without a positional argument it was called by its class, such as ``Net.loss(self=net)``: that is not marked.
-        is_only_traced = is_compiling() or is_tracing()
-        if is_only_traced or not args or not begins(args[0], args[1:], kwargs):
+        if is_compiling() or not args or not begins(args[0], args[1:], kwargs):
             return method(*args, **kwargs)
         module, *inputs = args
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import update_wrapper
 from types import FrameType
 from typing import Any
@@ -118,6 +118,27 @@ def is_within_optimizer_step() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class ModuleHook:
+    """A hook of a module, guarded by ``guard``. A copy or a pickle of the module gets one that does nothing."""
+
+    def __init__(self, call: Callable[..., object], guard: Guard) -> None:
+        self._call = call
+        self._guard = guard
+
+    def __call__(self, *args: Any) -> None:
+        """Call the function of the hook, unless torch.compile only traces it; no error of ours reaches training."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            self._call(*args)
+        except BaseException as error:
+            self._guard.handle(error)
+
+    def __reduce__(self) -> Any:
+        # the copy is a bound method of the standard library that takes any arguments and returns None
+        return getattr, (nullcontext(), "__exit__")
 
 
 class Replacements:

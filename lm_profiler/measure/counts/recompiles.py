@@ -74,9 +74,7 @@ def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` itself was compiled by any form of torch.compile, or by TorchScript."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    COMPILED_CALL.get(nn.Module)  # raises if this torch has no such attribute
-    # The class has the attribute, too, while we observe the module's calls.
-    is_compiled_in_place = vars(module).get(COMPILED_CALL.name) is not None
+    is_compiled_in_place = COMPILED_CALL.get(module) is not None
     # Lightning compiles the methods training_step, validation_step and so on.
     has_compiled_steps = COMPILED_STEPS.get_or(module) is not None
     return is_wrapped_by_compiler(module) or is_compiled_in_place or has_compiled_steps

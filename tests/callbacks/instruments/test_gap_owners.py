@@ -30,6 +30,7 @@ def test_a_module_with_the_weights_of_the_trained_one_is_trained() -> None:
     assert watch._may_follow(target)
     assert watch._may_follow(target[1])
     assert not watch._may_follow(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    assert not watch_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))._may_follow(nn.Dropout())
 
 
 def test_a_module_that_borrows_one_weight_or_has_no_memory_is_not_trained() -> None:
