@@ -177,6 +177,17 @@ COMPILED_CALL = PrivateName(
     "FLOPs and plans unknown",
 )
 
+SPARSE_INDICES = PrivateName(
+    "Tensor._indices",
+    "reads the indices of a sparse tensor that may repeat",
+    "the data flow of a step is unknown",
+)
+SPARSE_VALUES = PrivateName(
+    "Tensor._values",
+    "reads the elements of such a tensor",
+    "the data flow of a step is unknown",
+)
+
 # The trace. Two profilers end the process.
 
 PROFILER_ENABLED = PrivateName(

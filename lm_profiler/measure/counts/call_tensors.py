@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_profiler.torch_names import OPERATOR_SCHEMA
+from lm_profiler.torch_names import OPERATOR_SCHEMA, SPARSE_INDICES, SPARSE_VALUES
 
 # operators that write all elements of their first argument without reading them
 _FILLS = {"aten::zero_", "aten::fill_", "aten::copy_", "aten::_foreach_zero_"}
@@ -58,7 +58,7 @@ def _tensors_held_by(value: Any) -> list[Tensor]:
         return []
     if value.layout is torch.sparse_coo:
         # without the underscore these methods refuse tensors whose indices may repeat
-        return [value._indices(), value._values()]
+        return [SPARSE_INDICES.get(value)(), SPARSE_VALUES.get(value)()]
     if value.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [value.crow_indices(), value.col_indices(), value.values()]
     if value.layout in (torch.sparse_csc, torch.sparse_bsc):

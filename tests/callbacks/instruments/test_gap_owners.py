@@ -50,7 +50,7 @@ def test_a_module_that_borrows_one_weight_or_has_no_memory_is_not_trained() -> N
         ("forward", tape.BACKWARD, "between the forward pass and backward()"),
         ("forward", tape.FORWARD, "between two forward passes"),
         ("optimizer", tape.OPTIMIZER, "between two calls of optimizer.step()"),
-        ("optimizer", tape.OTHER, "after optimizer.step()"),
+        ("optimizer", tape.OTHER, "between optimizer.step() and the next step"),
     ],
 )
 def test_a_gap_is_named_after_the_phases_on_its_sides(last_phase: str | None, code: int, name: str) -> None:
