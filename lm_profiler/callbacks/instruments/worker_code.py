@@ -46,9 +46,8 @@ class WorkerCode:
         # the descriptors of the pipe's ends
         self._reader = 0
         self._writer = 0
-        self._batches = (
-            0  # the number of batches that this process has loaded as a worker
-        )
+        # the number of batches that this process has loaded as a worker
+        self._batches = 0
         self._messages = b""  # what workers have sent
         # the identities of the datasets of which a batch was followed; workers share this memory
         self._followed = mmap.mmap(-1, _ID_BYTES * _MOST_DATASETS)

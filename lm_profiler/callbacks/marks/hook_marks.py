@@ -256,7 +256,10 @@ class HookMarks:
         self.timeline.name_outside(reason)
 
     def _continue_step(self) -> None:
-        """Begin or continue a step without a new batch: after the end of the data, with one that the loop had."""
+        """Begin or continue a step for which the loop asks for no new batch.
+
+        A loop that fetches in advance takes such a step after the end of its data, with the last batch of the epoch.
+        """
         self._is_outside = False
         if self.passes.is_last_pass_finished:
             timeline = self.timeline

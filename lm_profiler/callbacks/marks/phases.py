@@ -161,15 +161,8 @@ class PhaseProfiler:
                 # ``step_ended``, which agrees with the other ranks, did not run, but they wait for this rank.
                 steps_left = self.agree_on_steps_left(steps_left)
             self.steps_left = steps_left
-            if self.steps_left <= 0:
-                successor = None
-                try:
-                    successor = self._end_stages()
-                except BaseException as error:
-                    guard.handle(error)
-                if self.ends_loop:
-                    self.must_end = True
-                    raise StopIteration
+            if steps_left <= 0:
+                successor = self._end_stages_or_loop()
                 if successor is None:
                     return
                 # The run is watched from here on: its first phase is the data of this batch.
@@ -198,6 +191,22 @@ class PhaseProfiler:
             return False
         self.on_no_step(f"{self._batches_without_step:,} batches in a row")
         return True
+
+    def _end_stages_or_loop(self) -> PhaseProfiler | None:
+        """End the stages; return the marker of the rest of training, or None.
+
+        Raises:
+            StopIteration: the loop ends with the stages.
+        """
+        successor = None
+        try:
+            successor = self._end_stages()
+        except BaseException as error:
+            self._guard.handle(error)
+        if self.ends_loop:
+            self.must_end = True
+            raise StopIteration
+        return successor
 
     def _end_stages(self) -> PhaseProfiler | None:
         """End the stages, and the loop if it ends with them; return the marker of the rest of training, or None."""

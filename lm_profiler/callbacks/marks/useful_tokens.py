@@ -45,7 +45,7 @@ class TokenUse(NamedTuple):
     unused: int | None = None  # positions that no sequence of their batch reaches
 
     def __add__(self, other: Any) -> TokenUse:
-        """Return the sums of both counts; a sum is unknown if one of its terms is."""
+        """Return the sum of each count; a sum is unknown if one of its terms is."""
         sums = []
         for count, other_count in zip(self, other, strict=True):
             total = None
@@ -151,34 +151,37 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
         row_lengths = _lengths_before_padding(host_ids, labels)
         lengths = row_lengths
 
-    # Both counts, of all tokens and of the useful ones, come from the first source that the batch has for them.
-    useful = own_count
-    count = None
-    if ids is not None:
-        count = ids.numel()
+    # Counts of the batch's tokens with padding, and of those without, by all sources. The first of each list is used.
+    padded_counts: list[int] = []
+    useful_counts: list[int] = []
+    if own_count is not None:
+        useful_counts.append(own_count)
     if mask is not None:
-        count = mask.size
-        useful = _first_known(useful, int(np.count_nonzero(mask)))
+        padded_counts.append(mask.size)
+        useful_counts.append(int(np.count_nonzero(mask)))
+    if ids is not None:
+        padded_counts.append(ids.numel())
     if boundaries is not None and boundaries.size:
-        useful = _first_known(useful, int(boundaries[-1]))
+        useful_counts.append(int(boundaries[-1]))
     if row_lengths is not None:
-        useful = _first_known(useful, int(row_lengths.sum()))
+        useful_counts.append(int(row_lengths.sum()))
     if labels is not None:
-        count = _first_known(count, labels.size)
-        useful = _first_known(useful, int(np.count_nonzero(labels != IGNORED_LABEL)))
+        padded_counts.append(labels.size)
+        useful_counts.append(int(np.count_nonzero(labels != IGNORED_LABEL)))
     if positions is not None:
-        count = _first_known(count, positions.size)
-        useful = _first_known(useful, positions.size)
-    if count is None and boundaries is None:
-        return TokenUse()
+        padded_counts.append(positions.size)
+        useful_counts.append(positions.size)
+    if not padded_counts and boundaries is None:
+        return UNKNOWN_USE
 
     squares = None
     if lengths is not None:
         # in 64 bits, because squares of 32-bit lengths may overflow
         squares = int(np.square(lengths.astype(np.int64)).sum())
     return TokenUse(
-        useful=useful,
-        positions=_first_known(count, useful),
+        useful=next(iter(useful_counts), None),
+        # without a count of padded tokens, the batch has no padding
+        positions=next(iter([*padded_counts, *useful_counts]), None),
         squares=squares,
         unused=_unused_positions(mask, labels),
     )
@@ -220,12 +223,6 @@ def _empty_columns(array: Numbers) -> int:
     is_used = array.any(axis=0)
     first_used = np.argmax(is_used)
     return int(first_used)
-
-
-def _first_known(count: int | None, second_count: int | None) -> int | None:
-    if count is None:
-        return second_count
-    return count
 
 
 def _host_array(

@@ -642,21 +642,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         The two are independent: if one becomes unknown, the other is still counted.
         """
         if self._failure is None:
-            try:
-                formula = self._formula_of(func)
-                flops = 0
-                if formula is not None:
-                    flops = formula(*args, **kwargs, out_val=result)
-                if flops:
-                    work = self._kind_of_work()
-                    self._flops[work, _dtype(args, kwargs)] += flops
-                    if work == "forward":
-                        self._attention_flops += _unmasked(formula, args, kwargs)
-                self._foreign_kernels.note_call(func, args, kwargs, result)
-            except NoFormulaError as missing:
-                self._missing[str(missing)] += 1
-            except BaseException as error:
-                self._stop_counting(func, error)
+            self._count_flops(func, args, kwargs, result)
         is_forward = not self.is_in_optimizer and GRAPH_TASK.find()() == _NO_GRAPH_TASK
         if self._traffic is not None and is_forward:
             try:
@@ -665,6 +651,24 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 if comes_from_outside(error):
                     raise
                 self._traffic.lost = True
+
+    def _count_flops(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the FLOPs of one call of ``func``; note its name if it may multiply but has no formula."""
+        try:
+            formula = self._formula_of(func)
+            flops = 0
+            if formula is not None:
+                flops = formula(*args, **kwargs, out_val=result)
+            if flops:
+                work = self._kind_of_work()
+                self._flops[work, _dtype(args, kwargs)] += flops
+                if work == "forward":
+                    self._attention_flops += _unmasked(formula, args, kwargs)
+            self._foreign_kernels.note_call(func, args, kwargs, result)
+        except NoFormulaError as missing:
+            self._missing[str(missing)] += 1
+        except BaseException as error:
+            self._stop_counting(func, error)
 
     def _stop_counting(self, func: Any, error: BaseException) -> None:
         """Make the count unknown. An error of counting must not reach the step, but Ctrl-C and the like must."""

@@ -77,16 +77,16 @@ class OperatorTrials:
 
     Args:
         clock: returns nanoseconds.
-        room: returns the bytes that fit below the peak memory of the process.
+        get_free_bytes: returns how many bytes copies may take without raising the peak memory of the process.
     """
 
     def __init__(
         self,
         clock: Callable[[], int] = time.thread_time_ns,
-        room: Callable[[], int] = bytes_below_peak,
+        get_free_bytes: Callable[[], int] = bytes_below_peak,
     ) -> None:
         self._clock = clock
-        self._room = room
+        self._get_free_bytes = get_free_bytes
         self._seconds_left = _BUDGET_S
         self._trials: dict[Any, Trial | None] = {}
 
@@ -108,7 +108,7 @@ class OperatorTrials:
         """
         if call.seconds < _SHORT_S or not _is_repeatable(call):
             return None
-        if _bytes_of_copies(call) > max(_SMALL_BYTES, self._room()):
+        if _bytes_of_copies(call) > max(_SMALL_BYTES, self._get_free_bytes()):
             return None
         shapes = _shapes(call.args), _shapes(sorted(call.kwargs.items()))
         key = (changed_tensor, changed_operator, call.operator, shapes)

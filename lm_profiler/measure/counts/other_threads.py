@@ -94,7 +94,7 @@ class OtherThreadsReader:
         file = line = function = None
         lines = self._lines[busiest]
         if lines:
-            [((file, line, function), _)] = lines.most_common(1)
+            file, line, function = lines.most_common(1)[0][0]
         return OtherThreads(
             ran_s=total_ns * 1e-9 / steps,
             lock_wait_s=self._lock_wait_s(),

@@ -54,7 +54,7 @@ def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bo
 
 
 def _linear(images: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-    """Return what the convolution returns."""
+    """Return the result of the convolution, computed by a linear layer from the patches of ``images``."""
     samples = len(images)
     channels = len(weight)  # of the result
     counts = _patch_counts(images, weight)

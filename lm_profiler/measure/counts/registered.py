@@ -141,6 +141,6 @@ def has_context(function: Any) -> bool:
 def has_program_formulas() -> bool:
     """Return whether the program registered any formula."""
     formulas = list(operator_formulas.values())
-    for of_function in function_formulas.values():
-        formulas.append(of_function.forward)
+    for formulas_of_function in function_formulas.values():
+        formulas.append(formulas_of_function.forward)
     return any(isinstance(formula, ProgramFormula) for formula in formulas)

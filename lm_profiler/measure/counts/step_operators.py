@@ -112,6 +112,10 @@ class _ParameterState(NamedTuple):
     checksum: int | None  # of the elements of the weight; None if they cannot be read
     gradient: _TensorState | None
 
+    def has_weight_of(self, earlier: _ParameterState) -> bool:
+        """Return whether the weight is the same as in the ``earlier`` state."""
+        return self.weight == earlier.weight and self.checksum == earlier.checksum
+
 
 @dataclass(slots=True)
 class _StepState:
@@ -219,27 +223,25 @@ class StepOperators:
         self._step.left_parameters = None
         if states_before is None:
             return
-        states_after = self._states_of_parameters()
-        weights: dict[int, None] = {}  # storages, in order
-        gradients: list[int] = []  # storages
-        are_weights_changed = False
-        are_weights_known = True
-        is_any_gradient_kept = False
-        for before, after in zip(states_before, states_after, strict=False):
-            weights[before.weight.storage] = None
-            if before.weight != after.weight or before.checksum != after.checksum:
-                are_weights_changed = True
-            if after.checksum is None:
-                are_weights_known = False
+        states = list(zip(states_before, self._states_of_parameters(), strict=False))
+        # storages, in order; several parameters may share one
+        weights = dict.fromkeys(before.weight.storage for before, _ in states)
+        gradients: list[int] = []
+        is_any_gradient_left = False
+        for before, after in states:
             if before.gradient is not None:
                 gradients.append(before.gradient.storage)
                 if before.gradient == after.gradient:
-                    is_any_gradient_kept = True
-        are_gradients_lost = bool(gradients) and not is_any_gradient_kept
+                    is_any_gradient_left = True
+        are_gradients_lost = bool(gradients) and not is_any_gradient_left
         has_used_gradients = are_gradients_lost and not self._is_backward_used()
-        if not are_weights_changed and not has_used_gradients:
+        are_weights_the_same = all(
+            after.has_weight_of(before) for before, after in states
+        )
+        if are_weights_the_same and not has_used_gradients:
             return
-        if are_weights_changed or not are_weights_known:
+        are_weights_known = all(after.checksum is not None for _, after in states)
+        if not are_weights_the_same or not are_weights_known:
             self._step.values.forget(weights)
         self._note_unrecorded_update(gradients, list(weights))
 
@@ -349,6 +351,7 @@ class StepOperators:
         name = call.name
         args = call.args
         forward = self._forward_call()
+        self._note_autograd_node()
         # Of an optimizer's calls only reads and writes matter. Finding their lines and values would take a third of
         # the time of recording.
         is_of_model = self.phase != _OPTIMIZER
@@ -495,6 +498,7 @@ class StepOperators:
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
         """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
         forward = self._forward_call()
+        self._note_autograd_node()
         self._step.calls.append(
             OperatorCall(
                 name=name,
@@ -533,16 +537,16 @@ class StepOperators:
         )
 
     def _forward_call(self) -> int | None:
-        """Return the number of the call whose backward pass runs; None in forward.
-
-        Note which autograd node the next call has made: with create_graph, backward makes nodes, too.
-        """
+        """Return the number of the call whose backward pass runs; None in forward, or if the call is unknown."""
         node = BACKWARD_NODE.find()()
-        forward = None
-        if node is not None:
-            forward = self._step.forward_by_node.get(int(NODE_NUMBER.get(node)()))
+        if node is None:
+            return None
+        return self._step.forward_by_node.get(int(NODE_NUMBER.get(node)()))
+
+    def _note_autograd_node(self) -> None:
+        """Note which autograd node the call has made that is recorded next; with create_graph, backward makes some."""
         last_node_number = NEXT_NODE_NUMBER.find()() - 1
-        is_of_forward = node is None
+        is_of_forward = BACKWARD_NODE.find()() is None
         was_made_in_backward = last_node_number > self._step.last_forward_node
         if is_of_forward or was_made_in_backward:
             # The first call after a node was made is the one that made it; later calls may run without gradients. A
@@ -552,7 +556,6 @@ class StepOperators:
             )
         if is_of_forward:
             self._step.last_forward_node = last_node_number
-        return forward
 
     def _lines_of_call(self, forward: int | None) -> tuple[CodeLine, ...]:
         """Return the lines of the program that led to the call.

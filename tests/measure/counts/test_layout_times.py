@@ -58,7 +58,7 @@ def test_a_convolution_is_compared_with_one_of_the_other_layout(
 @pytest.mark.parametrize("room_bytes, share", [(0, None), (1 << 30, 0.8)])
 def test_large_images_are_repeated_only_below_the_peak_of_the_process(room_bytes: int, share: float | None) -> None:
     """Copies of 12 MiB of images, and of twice that as the result, take 84 MiB at most."""
-    trials = OperatorTrials(clock_of(*[4e-3, 2e-3] * 3), room=lambda: room_bytes)
+    trials = OperatorTrials(clock_of(*[4e-3, 2e-3] * 3), get_free_bytes=lambda: room_bytes)
     args = (torch.ones(1, 3, 1024, 1024), WEIGHT, None, *OPTIONS)
     assert share_of_10_ms(CONVOLUTION, args, trials) == (None if share is None else pytest.approx(share))
 

@@ -51,8 +51,10 @@ def test_a_matrix_is_repeated_only_below_the_peak_of_the_process(monkeypatch: py
     clock = iter([0, 4_000_000, 0, 1_000_000] * 3).__next__
     # the matrix takes 64 × 20 bytes, the factor and the result 64 × 32 × 4 bytes each
     needed_bytes = 3 * (64 * 20 + 8192) + 2 * 8192
-    assert share_of_product(adjacency(), OperatorTrials(clock, room=lambda: needed_bytes - 1)) is None
-    assert share_of_product(adjacency(), OperatorTrials(clock, room=lambda: needed_bytes)) == pytest.approx(0.7)
+    assert share_of_product(adjacency(), OperatorTrials(clock, get_free_bytes=lambda: needed_bytes - 1)) is None
+    assert share_of_product(adjacency(), OperatorTrials(clock, get_free_bytes=lambda: needed_bytes)) == pytest.approx(
+        0.7
+    )
 
 
 def constant(matrix: Tensor, hidden: Tensor) -> Tensor:
