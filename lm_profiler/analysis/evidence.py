@@ -116,6 +116,7 @@ class Evidence:
     python_times: Sequence[PythonTime] = ()
     outer_calls: Sequence[OuterCall] = ()
     data_calls: Sequence[OuterCall] = ()
+    slow_calls: Sequence[PythonTime] = ()
     # of a batch that a worker of the loader loads
     worker_times: Sequence[PythonTime] = ()
     # the operators that count as Python code in ``python_times``

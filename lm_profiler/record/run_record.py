@@ -951,6 +951,9 @@ class RunRecord(Part):
     outer_calls: list[OuterCall] = Field(default_factory=list)
     # the same of the functions that make a batch in the training thread, such as a chain of generators
     data_calls: list[OuterCall] = Field(default_factory=list)
+    # the lines of that step with a call of a library that is slow in a known way; ``what`` names the call, and the time
+    # is that of the whole line
+    slow_calls: list[PythonTime] = Field(default_factory=list)
     # operators of the memory stage that factorize matrices or solve systems, for which float32 may have too few digits
     factorizing_operators: list[str] = Field(default_factory=list)
     # the shares of the operators of forward and backward that torch.compile does not fuse

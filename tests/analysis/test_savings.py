@@ -119,6 +119,22 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         "owner", 30.0,
         record_with({"transfer": 30.0}, python_times=[python_line(28.0, what="torch", phase="transfer", calls=1)]),
     ),
+    "a slow call in code between the phases": (
+        "slow_call", 25.0,
+        record_with(
+            {"other": 30.0},
+            other_by_owner=owners_of_ms(C__on_train_batch_end=29.0),
+            slow_calls=[python_line(25.0, "NumPy's choice with p", "other", function="C.draw")],
+        ),
+    ),
+    "a slow call in the loader": (
+        "slow_call", 35.0,
+        record_with(
+            {"data": 60.0},
+            settings=Settings(num_workers=0, cores=2),
+            slow_calls=[python_line(35.0, "json.loads", "data", function="D.__getitem__")],
+        ),
+    ),
     "the copy": ("transfer", 30.0, record_with({"transfer": 30.0}, device="cuda", settings=Settings(pin_memory=False))),
     "validation": ("validation", 100.0, record_with(**time_between_steps("validation", 4.0, 8))),
     "checkpoints": ("checkpoint", 50.0, record_with(**time_between_steps("checkpoint", 2.0, 20))),
@@ -292,6 +308,14 @@ def test_the_planted_cause_comes_first_with_its_advice(case: str) -> None:
     has_only_a_trainer = name == "reload" or "hook" in case or "callback" in case
     if not has_only_a_trainer:
         assert not [text for text in advice for option in OPTIONS_OF_A_TRAINER if option in text]
+
+
+def test_the_time_of_a_slow_call_is_in_one_finding_alone() -> None:
+    _, _, record = CASES["a slow call in the loader"]
+    slow_call, loader = findings_of(record)
+    assert (slow_call.name, loader.name) == ("slow_call", "input")
+    assert slow_call.saves_s + loader.saves_s == pytest.approx(record.time["data"].mean)
+    assert names_of(CASES["a slow call in code between the phases"][2]) == ["slow_call"]
 
 
 @pytest.mark.parametrize(

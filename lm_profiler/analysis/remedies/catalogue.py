@@ -32,6 +32,7 @@ from lm_profiler.analysis.remedies.remedy import (
     faster_candidate,
     memory_candidate,
 )
+from lm_profiler.analysis.remedies.slow_calls import SLOW_CALL_BY_NAME
 from lm_profiler.record.quantities import count_text, duration_text, with_prefix
 from lm_profiler.record.run_record import (
     AFTER,
@@ -725,6 +726,15 @@ def _sleep_text(finding: Finding, settings: Settings) -> str:
     return f"Remove the wait from {finding.phase}: {_place_text(finding)} {wait}."
 
 
+def _slow_call_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a call of a library that is slow in a known way."""
+    name = finding.what or ""
+    remedy = ""
+    if name in SLOW_CALL_BY_NAME:
+        remedy = f": {SLOW_CALL_BY_NAME[name].remedy}"
+    return f"Replace {name} in {_place_text(finding)}{remedy or '.'}"
+
+
 def _python_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a line that takes much time; it depends on what the line does (``finding.what``).
 
@@ -1365,6 +1375,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("owner", _owner_text, likely_share=0.95),
     Remedy("logging", _logging_text, _plain_logging_text, likely_share=0.9),
     Remedy("sleep", _sleep_text),
+    Remedy("slow_call", _slow_call_text, likely_share=0.95),
     Remedy("threads", _threads_text),
     Remedy("python", _python_text, likely_share=0.8),
     Remedy(

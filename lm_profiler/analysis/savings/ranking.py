@@ -44,6 +44,10 @@ from lm_profiler.analysis.savings.python_code import (
     find_sleeping_phases,
     find_slow_python,
 )
+from lm_profiler.analysis.savings.slow_calls import (
+    find_slow_calls,
+    without_slow_calls,
+)
 from lm_profiler.analysis.savings.step_costs import WORTH, Finder, StepCosts
 from lm_profiler.analysis.savings.uneven_steps import (
     find_garbage_and_compilation,
@@ -70,6 +74,7 @@ FINDERS: Sequence[Finder] = (
     find_costs_between_steps,
     find_costly_owners,
     find_slow_python,
+    find_slow_calls,
     find_busy_threads,
     find_sleeping_phases,
     find_pattern,
@@ -100,6 +105,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
     for find in FINDERS:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
+    findings = without_slow_calls(findings, costs)
     findings = [finding for finding in findings if _is_worth_reporting(finding)]
 
     def likely_s(finding: Finding) -> float:

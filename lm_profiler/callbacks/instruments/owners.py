@@ -211,6 +211,7 @@ class Owners:
             facts["python_times"] = self.python_times.shares(ran_s)
             facts["outer_calls"] = self.python_times.outer_calls(ran_s)
             facts["data_calls"] = self.python_times.data_calls(ran_s)
+            facts["slow_calls"] = self.python_times.slow_calls(ran_s)
         return facts
 
     def thread_use(self) -> dict[str, ThreadUse]:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lm_profiler.analysis.remedies.slow_calls import SlowCall
+from lm_profiler.callbacks.instruments.slow_lines import SlowLines
 from lm_profiler.measure.boundary import UNGUARDED, Guard, comes_from_outside
 from lm_profiler.measure.checksums import weights_checksum
 from lm_profiler.measure.clocks.tape import DATA, OTHER
@@ -60,6 +62,8 @@ _PYTHON = "python"  # runs its own code
 _OPERATORS = "torch"  # runs operators that it calls itself
 _BUILTIN = "builtin"  # runs a C function of ``builtins``, such as ``sorted``; counts as Python, but is not slowed down
 _INNER_OPERATORS = "torch in a library"  # runs operators that torch's Python code calls
+# activities of torch's Python code, such as that of a module
+_LIBRARY_OF_TORCH = (TORCH, _INNER_OPERATORS)
 # activities that are shown as others
 _SHOWN_AS = {_BUILTIN: _PYTHON, _INNER_OPERATORS: _OPERATORS}
 # the code that makes the text of a tensor, by calling operators that no model needs
@@ -282,6 +286,8 @@ class PythonTimes:
     _outer_call: _OuterCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _data_calls: _DataCalls = field(default_factory=lambda: _DataCalls())
+    _slow_lines: SlowLines = field(default_factory=SlowLines)
+    _slow_calls: dict[Line, SlowCall] = field(default_factory=dict)
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
     # the line of that function that makes the call which runs; None if the function is in an installed package
@@ -395,6 +401,12 @@ class PythonTimes:
         if outer is not None and outer.phase == phase:
             outer_function = outer.function
         line = _line_of(owner)
+        slow_call = self._slow_lines.call_of(owner)
+        if slow_call is not None:
+            self._slow_calls.setdefault(line, slow_call)
+            if activity == _PYTHON and not slow_call.calls_program:
+                # a compiled function that Python does not report, such as np.random.choice
+                activity = _BUILTIN
         loop_line = None
         if phase == OTHER and self._loop_line is not None:
             loop_line = line if owner is self._loop_frame else self._loop_line
@@ -459,8 +471,11 @@ class PythonTimes:
         # It is a function of the program. A lambda or comprehension, whose name is like ``<lambda>``, counts as the
         # function that contains it.
         is_inner_function = frame.f_code.co_name.startswith("<")
-        if caller.owner is not None and is_inner_function:
-            return _FollowedCall(caller.owner, _PYTHON)
+        if caller.owner is not None:
+            slow_call = self._slow_lines.call_of(caller.owner)
+            is_of_slow_call = slow_call is not None and slow_call.calls_program
+            if is_inner_function or is_of_slow_call:
+                return _FollowedCall(caller.owner, _PYTHON)
         if is_outer_forward:
             self._outer_forwards.note(frame)
         if phase == DATA:
@@ -635,6 +650,33 @@ class PythonTimes:
             loop_line=None if loop_line is None else loop_line[1],
             exchange_s=exchange_s,
         )
+
+    def slow_calls(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[PythonTime]:
+        """Return the lines with a call that is slow in a known way, the longest first; ``what`` names the call.
+
+        ``undisturbed_s`` is as in ``shares``.
+        """
+        seconds: defaultdict[tuple[int, Line], float] = defaultdict(float)
+        calls: defaultdict[tuple[int, Line], int] = defaultdict(int)
+        corrections = self._corrections_by_phase(undisturbed_s or {})
+        for place, followed in self._followed.items():
+            slow_call = self._slow_calls.get(place.line)
+            if slow_call is None or place.phase >= len(PARTS):
+                continue
+            if place.activity in _LIBRARY_OF_TORCH and not slow_call.runs_torch:
+                continue
+            correction = corrections.get(place.phase, _NO_CORRECTION)
+            own_s = self._own_s(followed, place.activity, correction)
+            seconds[place.phase, place.line] += max(own_s, 0.0)
+            calls[place.phase, place.line] += followed.calls
+        rows = []
+        for (phase, line), line_s in seconds.items():
+            name = self._slow_calls[line].name
+            rows.append(_row(phase, line, name, line_s, calls[phase, line]))
+        rows.sort(key=attrgetter("seconds"), reverse=True)
+        return rows[:_MOST_LINES]
 
     def data_calls(
         self, undisturbed_s: Mapping[str, float] | None = None
