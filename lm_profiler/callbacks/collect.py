@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -48,7 +47,7 @@ from lm_profiler.callbacks.model_sizes import (
     parameters_in_products,
     sizes_in_config,
 )
-from lm_profiler.measure.boundary import try_or_note
+from lm_profiler.measure.boundary import error_text, try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.recompiles import (
     is_wrapped_by_compiler,
@@ -84,19 +83,19 @@ class Collector:
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
     has_batch: bool = False  # whether a batch is remembered
-    # the batch without data, and, if the audit needs it, a copy on the host; each may be an error instead
-    _shapes: Future[Any] = field(default_factory=Future)
-    _copy: Future[Any] = field(default_factory=Future)
+    # the batch without data, and, if the audit needs it, a copy on the host
+    _shapes: _Remembered = field(default_factory=lambda: _Remembered())
+    _copy: _Remembered = field(default_factory=lambda: _Remembered())
 
     def remember_batch(self, batch: Any) -> None:
         """Remember the shapes of ``batch``, and for an audit a copy of it.
 
-        A batch may be of any type: an error is kept, and raised when the shapes or the copy are requested.
+        A batch may be of any type: if one of them cannot be made, an error says so when it is requested.
         """
         self.has_batch = True
-        _set_result(self._shapes, without_data, batch)
+        self._shapes.set(without_data, batch)
         if self.options.numerics.audit:
-            _set_result(self._copy, copy_to_host, batch)
+            self._copy.set(copy_to_host, batch)
 
     def evidence(
         self, measured: Measured, status: Status, failure: Failure | None = None
@@ -169,9 +168,7 @@ class Collector:
         if was_timed and not self.loop.is_trial:
             evidence = self._with_rates(evidence, notes)
         if self.options.numerics.audit:
-            # A loop without a batch has no copy, and will never have one: raise at once.
-            copy = partial(self._copy.result, timeout=0)
-            audit = partial(self.loop.audit, copy)
+            audit = partial(self.loop.audit, self._copy.get)
             evidence = replace(evidence, numerics=try_or_note("numerics", audit, notes))
         duration_s = self.options.launch.facts()["duration_s"]
         return replace(evidence, duration_s=duration_s, notes=notes)
@@ -255,7 +252,7 @@ class Collector:
     def _count_in_first_batch(self, count: Callable[[Any], int | None]) -> int | None:
         """Return what ``count`` counts in the first batch; None if the batch's type has no shapes that can be kept."""
         try:
-            return count(self._shapes.result(timeout=0))
+            return count(self._shapes.get())
         except Exception:
             return None
 
@@ -285,13 +282,12 @@ class Collector:
         goes_on = not self.options.stages.stop_when_done
         limit_s = LIMIT_IN_TRAINING_S if goes_on else LIMIT_S
         try:
-            get_batch = partial(self._shapes.result, timeout=0)
             return step_work(
                 self.loop,
                 self.options.verb,
                 measured.seen_flops,
                 counted_steps,
-                get_batch,
+                self._shapes.get,
                 limit_s,
             )
         except UncountableError as unknown:
@@ -302,12 +298,31 @@ class Collector:
             return None
 
 
-def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> None:
-    """Keep in ``future`` what ``make`` returns for ``batch``, or the error that ``make`` raises."""
-    try:
-        future.set_result(make(batch))
-    except Exception as error:
-        future.set_exception(error)
+@dataclass(eq=False)
+class _Remembered:
+    """A copy of the first batch, or the reason why there is none.
+
+    The error is not stored: its frames would keep the program's batches, loaders and workers alive.
+    """
+
+    value: Any = None
+    missing_because: str | None = "there was no batch"
+
+    def set(self, make: Callable[[Any], Any], batch: Any) -> None:
+        """Remember what ``make`` returns for ``batch``."""
+        try:
+            self.value = make(batch)
+            self.missing_because = None
+        except UncountableError as error:
+            self.missing_because = str(error)
+        except Exception as error:
+            self.missing_because = error_text(error)
+
+    def get(self) -> Any:
+        """Return what is remembered; raise UncountableError if there is nothing."""
+        if self.missing_because is not None:
+            raise UncountableError(self.missing_because)
+        return self.value
 
 
 def _evidence_of(measured: Measured) -> Evidence:

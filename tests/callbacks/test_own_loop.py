@@ -3,6 +3,7 @@
 import gc
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from copy import deepcopy
@@ -270,6 +271,28 @@ def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
 
     search = found_loop(run_loop)
     assert search.run.loop.loader is training is not validation
+
+
+class Wrapped:
+    """Data that cannot be copied without its values, as in a batch of the user's own class."""
+
+    def __init__(self, rows: list[Tensor]) -> None:
+        self.rows = torch.stack(rows)
+
+
+def test_a_run_does_not_keep_the_iterator_of_the_loop() -> None:
+    """The error about such a batch would keep it, and with it the workers of its loader."""
+    model, optimizer = slow_model_and_optimizer()
+    rows = DataLoader(torch.ones(40, 4), batch_size=2, collate_fn=Wrapped)
+    iterator = iter(rows)
+    iterator_ref = weakref.ref(iterator)
+    with profile_with(options(), [optimizer]) as run:
+        for _ in range(STEPS):
+            train_step(next(iterator).rows, model, optimizer)
+    del iterator
+    gc.collect()
+    assert iterator_ref() is None
+    assert run.record.status == "ok"
 
 
 def test_the_loader_of_a_loop_in_profile_is_known() -> None:
