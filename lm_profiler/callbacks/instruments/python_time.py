@@ -171,7 +171,7 @@ class _ForwardCall(NamedTuple):
     passes_gradients: bool  # whether an argument gets a gradient from it
     weights_get_gradients: bool
     # of the weights; None if they cannot be read
-    checksum: tuple[int | None, ...] | None
+    checksum: tuple[int, ...] | None
 
 
 class _OuterForwards:
@@ -209,20 +209,28 @@ class _OuterForwards:
         if call is not None:
             self._calls_of_loop[loop_line] = call
 
-    def kind_of(self, file: str, function: str) -> ForwardKind | None:
-        """Return what is special about the forward pass ``function``, if it was called outside of all phases."""
-        kind = self._kind_of_call(self._calls.get((file, function)))
-        return None if kind == "acting" else kind
+    def kinds_by_function(self) -> dict[tuple[str, str], ForwardKind]:
+        """Return what is special about the noted forward passes, by file and function. It reads all weights."""
+        kinds: dict[tuple[str, str], ForwardKind] = {}
+        for function, call in self._calls.items():
+            kind = self._kind_of_call(call)
+            if kind is not None and kind != "acting":
+                kinds[function] = kind
+        return kinds
 
-    def kind_of_loop(self, loop_line: Line) -> ForwardKind | None:
-        """Return what is special about the forward pass that this line of the loop calls outside of all phases."""
-        kind = self._kind_of_call(self._calls_of_loop.get(loop_line))
-        return None if kind == "unmarked" else kind
+    def kinds_by_loop_line(self) -> dict[Line, ForwardKind]:
+        """Return what is special about the noted forward passes, by the line of the loop. It reads all weights."""
+        kinds: dict[Line, ForwardKind] = {}
+        for loop_line, call in self._calls_of_loop.items():
+            kind = self._kind_of_call(call)
+            if kind is not None and kind != "unmarked":
+                kinds[loop_line] = kind
+        return kinds
 
-    def _kind_of_call(self, call: _ForwardCall | None) -> ForwardKind | None:
+    def _kind_of_call(self, call: _ForwardCall) -> ForwardKind | None:
         """Return the kind of a forward pass; None if it is unknown, or if nothing is special about it."""
-        module = None if call is None else call.module_ref()
-        if call is None or module is None or self._is_trained is None:
+        module = call.module_ref()
+        if module is None or self._is_trained is None:
             return None
         if self._is_trained(module):
             if not call.has_gradients:
@@ -232,8 +240,7 @@ class _OuterForwards:
             return None
         # A mean of models, or the target network of reinforcement learning, need not change in this step.
         may_follow = self._may_follow is not None and self._may_follow(module)
-        is_constant = call.checksum == weights_checksum(module)
-        if not is_constant or may_follow:
+        if may_follow or call.checksum != weights_checksum(module):
             return "following"
         return "unfrozen" if call.weights_get_gradients else "untrained"
 
@@ -570,13 +577,14 @@ class PythonTimes:
             if activity != _BUILTIN:
                 calls[phase, line, shown_activity] += followed.calls
 
+        forward_kinds = self._outer_forwards.kinds_by_function()
         rows = []
         for (phase, line, activity), own_s in seconds.items():
             if own_s > 0.0:
                 calls_of_line = calls[phase, line, activity]
                 row = _row(phase, line, activity, own_s, calls_of_line)
                 if phase == OTHER:
-                    forward = self._outer_forwards.kind_of(row.file, row.function)
+                    forward = forward_kinds.get((row.file, row.function))
                     row = row.model_copy(update={"forward": forward})
                 rows.append(row)
         rows.sort(key=attrgetter("seconds"), reverse=True)
@@ -614,42 +622,26 @@ class PythonTimes:
             seconds[caller_and_line] += own_s
             if place.activity == EXCHANGE:
                 exchange_s[caller_and_line] += own_s
+        kinds_by_function = self._outer_forwards.kinds_by_function()
+        kinds_by_loop_line = self._outer_forwards.kinds_by_loop_line()
         calls = []
         for (function, loop_line), total_s in seconds.items():
-            if function is not None or loop_line is not None:
-                calls.append(
-                    self._outer_call_row(
-                        function, loop_line, total_s, exchange_s[function, loop_line]
-                    )
-                )
+            if function is None and loop_line is None:
+                continue
+            forward = None
+            if function is not None:
+                file, _, name = function
+                forward = kinds_by_function.get((file, name))
+            if forward is None and loop_line is not None:
+                forward = kinds_by_loop_line.get(loop_line)
+            facts = {
+                "forward": forward,
+                "exchange_s": exchange_s[function, loop_line],
+            }
+            call = _outer_call_row(function, loop_line, total_s)
+            calls.append(call.model_copy(update=facts))
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
-
-    def _outer_call_row(
-        self,
-        function: Line | None,
-        loop_line: Line | None,
-        seconds: float,
-        exchange_s: float,
-    ) -> OuterCall:
-        """Return a row of ``outer_calls``; without a ``function``, it is of what the line of the loop calls itself."""
-        # at least one of them is known
-        file, number, name = function or loop_line or ("", 0, "")
-        forward: ForwardKind | None = None
-        if function is not None:
-            forward = self._outer_forwards.kind_of(file, name)
-        if forward is None and loop_line is not None:
-            forward = self._outer_forwards.kind_of_loop(loop_line)
-        return OuterCall(
-            outer_function="" if function is None else name,
-            file=file,
-            line=number,
-            seconds=seconds,
-            forward=forward,
-            loop_file=None if loop_line is None else loop_line[0],
-            loop_line=None if loop_line is None else loop_line[1],
-            exchange_s=exchange_s,
-        )
 
     def slow_calls(
         self, undisturbed_s: Mapping[str, float] | None = None
@@ -775,6 +767,22 @@ def _row(
         what=activity,
         seconds=seconds,
         calls=calls,
+    )
+
+
+def _outer_call_row(
+    function: Line | None, loop_line: Line | None, seconds: float
+) -> OuterCall:
+    """Return a row of the record; without a ``function``, it is of what the line of the loop calls itself."""
+    # at least one of them is known
+    file, number, name = function or loop_line or ("", 0, "")
+    return OuterCall(
+        outer_function="" if function is None else name,
+        file=file,
+        line=number,
+        seconds=seconds,
+        loop_file=None if loop_line is None else loop_line[0],
+        loop_line=None if loop_line is None else loop_line[1],
     )
 
 
