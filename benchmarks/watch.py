@@ -60,6 +60,7 @@ from lm_profiler.callbacks import (
 from lm_profiler.callbacks.watch_writer import HandOver, WatchWriter
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.counter_table import CounterTable
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import (
@@ -386,7 +387,9 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
         inside = [NamedSpan(int(ns[s, 1]) - int(spans[s] * 1e9), int(ns[s, 1]) - 1, CHECKPOINTS)
                   for s in range(first, first + 50) if s in spans]  # fmt: skip
         seen = [counters[s] for s in range(first, first + 50) if s in counters]
-        told += run.add(ns[here], seconds[here], seen, inside)
+        told += run.add(
+            ns[here], seconds[here], CounterTable.from_counters(seen), inside
+        )
     told = latest_events([*told, *run.finish()])
     return want, {(each.kind, each.part, each.cause) for each in told}
 

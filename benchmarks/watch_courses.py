@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.record.counter_table import CounterTable
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -336,7 +337,8 @@ def cpu_s_of_analysis(seconds: Seconds) -> float:
     began_s = time.process_time()
     for first in range(0, len(seconds), HANDED_OVER):
         steps = slice(first, first + HANDED_OVER)
-        run.add(instants_ns[steps], seconds[steps], counters[steps])
+        table = CounterTable.from_counters(counters[steps])
+        run.add(instants_ns[steps], seconds[steps], table)
     run.finish()
     return time.process_time() - began_s
 

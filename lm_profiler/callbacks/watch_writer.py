@@ -43,8 +43,9 @@ from lm_profiler.measure.counts.step_reader import (
 from lm_profiler.measure.device.ceilings import usable_bytes
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
+from lm_profiler.record.counter_table import CounterTable
 from lm_profiler.record.parts import PARTS, TIMED
-from lm_profiler.record.run_record import RecordError, StepCounters
+from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.watch_files import (
     STEPS,
     WAITING_PHASES,
@@ -256,9 +257,9 @@ class WatchWriter:
         self._write_status(hand_over.now_ns)
         self.output.write_lines()
 
-    def _move_known_causes(self, counters: Sequence[StepCounters]) -> None:
+    def _move_known_causes(self, counters: CounterTable) -> None:
         """In the ledger, move the time of compilations and of pauses from the parts of steps to terms of their own."""
-        compile_s = sum(step.compile_s or 0.0 for step in counters)
+        compile_s = counters.total("compile_s")
         self.ledger.move(compile_s, terms.COMPILING, terms.COMPILED_IN)
         for paused_term, paused_s in self._pauses:
             self.ledger.move(paused_s, terms.PAUSED, [paused_term])
@@ -267,7 +268,7 @@ class WatchWriter:
     def _conclude(
         self,
         timed: TimedSteps,
-        counters: Sequence[StepCounters],
+        counters: CounterTable,
         hand_over: HandOver,
         first_traced_step: int,
     ) -> list[WatchEvent]:
@@ -310,7 +311,7 @@ class WatchWriter:
 
     def _counters_of_steps(
         self, first_step: int, timed: TimedSteps, hand_over: HandOver
-    ) -> list[StepCounters]:
+    ) -> CounterTable:
         """Return the counters of the ``timed`` steps, of which ``first_step`` is the first.
 
         Readings of later steps wait until these are timed, too. The last reading is kept, because the next one is
@@ -318,6 +319,8 @@ class WatchWriter:
         """
         self._early_readings += hand_over.readings
         end_step = first_step + len(timed.begin_ns)
+        begin_ns = timed.begin_ns.tolist()
+        end_ns = timed.end_ns.tolist()
         raw = self._last_raw
         for reading in self._early_readings:
             if first_step <= reading.step < end_step:
@@ -325,8 +328,8 @@ class WatchWriter:
                 raw.append(
                     TimedReading(
                         reading.step,
-                        began_ns=int(timed.begin_ns[index]),
-                        ended_ns=int(timed.end_ns[index]),
+                        began_ns=begin_ns[index],
+                        ended_ns=end_ns[index],
                         usage=reading.usage,
                         thread=reading.thread,
                         allocator=reading.allocator,

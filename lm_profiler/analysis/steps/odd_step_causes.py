@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Any
+from statistics import median
 
+import numpy as np
+
+from lm_profiler.record.counter_table import FIGURES, CounterTable, counters_of
 from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
@@ -53,11 +55,6 @@ _CAUSES_WITH_FINDING = (
     _COMPILATION,
     _RECOMPILATION,
     _FIRST_STEP,
-)
-
-_FIGURES = tuple(
-    set(StepCounters.model_fields)
-    - {"step", "rank", "gc_generation", "compiled", "throttled"}
 )
 
 
@@ -158,9 +155,8 @@ def _readings_by_rank(
         for reading in readings:
             if reading.step is not None:
                 by_step[reading.step] = reading
-        ranks[rank] = _RankReadings(
-            counters=by_step, usual=usual_counters(readings), data_s=data_s[rank]
-        )
+        usual = usual_counters(CounterTable.from_counters(readings))
+        ranks[rank] = _RankReadings(by_step, usual, data_s[rank])
     return ranks
 
 
@@ -187,36 +183,32 @@ def explained_by(
     return _with_main_cause(odd, {0: rank}, workers)
 
 
-def usual_counters(counters: Sequence[StepCounters]) -> StepCounters:
+def usual_counters(counters: CounterTable) -> StepCounters:
     """Return the median of each figure over readings of one rank."""
-    return _averaged_counters(counters, median)
+    return counters_of(counters.median(), counters.rank)
 
 
-def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
+def counters_per_step(counters: CounterTable) -> StepCounters:
     """Return the mean of each figure per step, from readings that may be several steps apart.
 
     Most figures of a reading are sums over all steps since the reading before it.
     """
-    first_step = counters[0].step or 0
-    last_step = counters[-1].step or 0
-    readings_per_step = (len(counters) - 1) / max(last_step - first_step, 1)
+    steps = int(counters.steps[-1] - counters.steps[0])
+    readings_per_step = (len(counters) - 1) / max(steps, 1)
     # The clock rate and the time of the step itself are not such sums. The time between steps is not part of a step.
     special_factors = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}
-    mean = _averaged_counters(counters, fmean)
-    figures: dict[str, Any] = {}
-    for name in _FIGURES:
-        value = getattr(mean, name)
-        if value is not None:
-            figures[name] = value * special_factors.get(name, readings_per_step)
+    factors = [special_factors.get(name, readings_per_step) for name in FIGURES]
 
-    figures["gc_generation"] = _reading_with_largest(counters, "gc_s").gc_generation
-    figures["compiled"] = _reading_with_largest(counters, "compile_s").compiled
-    figures["throttled"] = None
-    for reading in reversed(counters):
-        if reading.throttled:
-            figures["throttled"] = reading.throttled
-            break
-    return mean.model_copy(update=figures)
+    throttled = None
+    for step in counters.steps.tolist():
+        throttled = counters.labels.get(step, {}).get("throttled") or throttled
+    return counters_of(
+        counters.mean() * np.array(factors),
+        counters.rank,
+        gc_generation=counters.label_of_largest("gc_generation", "gc_s"),
+        compiled=counters.label_of_largest("compiled", "compile_s"),
+        throttled=throttled,
+    )
 
 
 def mean_counters(
@@ -226,30 +218,13 @@ def mean_counters(
 
     None if the rank has no counters.
     """
-    rank_counters = [reading for reading in counters if reading.rank == rank]
-    if not rank_counters:
-        return None
-    compiled = _reading_with_largest(rank_counters, "compile_s").compiled
-    return _averaged_counters(rank_counters, fmean).model_copy(
-        update={"compiled": compiled}
+    table = CounterTable.from_counters(
+        [reading for reading in counters if reading.rank == rank]
     )
-
-
-def _reading_with_largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
-    """Return the reading with the largest figure ``name``; an unknown one counts as 0."""
-    return max(counters, key=lambda reading: getattr(reading, name) or 0.0)
-
-
-def _averaged_counters(
-    counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]
-) -> StepCounters:
-    """Return the ``average`` of each figure over readings of one rank; None if no reading has it."""
-    figures: dict[str, Any] = {}
-    for name in _FIGURES:
-        values = [getattr(reading, name) for reading in counters]
-        values = [value for value in values if value is not None]
-        figures[name] = float(average(values)) if values else None
-    return StepCounters(rank=counters[0].rank, **figures)
+    if not len(table):
+        return None
+    compiled = table.label_of_largest("compiled", "compile_s")
+    return counters_of(table.mean(), rank, compiled=compiled)
 
 
 def has_own_finding(cause: str | None) -> bool:

@@ -162,15 +162,17 @@ class Ledger:
         # (n,) the time before each step since the step before it
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
         unnamed_gaps_s = gaps_ns * 1e-9
+        step_ends_ns = end_ns.tolist()
         unnamed_away_s = float(away_s.sum())
-        for span in outer_spans:
+        for span, step in zip(
+            outer_spans, _last_steps_before(outer_spans, begin_ns), strict=True
+        ):
             seconds = span.ns * 1e-9
-            step = _last_step_before(span, begin_ns)
             departure_ns = departures_ns.get(step)
             is_away = departure_ns is not None and _begins_within(
                 span, departure_ns, away_s[step]
             )
-            is_in_step = step >= 0 and span.begin_ns < end_ns[step]
+            is_in_step = step >= 0 and span.begin_ns < step_ends_ns[step]
             if is_away:
                 unnamed_away_s -= seconds
             elif is_in_step:
@@ -179,8 +181,8 @@ class Ledger:
                 following_step = min(step + 1, len(gaps_ns) - 1)
                 unnamed_gaps_s[following_step] -= seconds
 
-        for index, part in enumerate(PARTS):
-            self.seconds[f"{STEPS}{part}"] += float(host_s[:, index].sum())
+        for part, seconds in zip(PARTS, host_s.sum(axis=0).tolist(), strict=False):
+            self.seconds[f"{STEPS}{part}"] += seconds
         # The time after validation until the loop asks for the next batch belongs to validation.
         self.seconds[VALIDATION] += max(unnamed_away_s, 0.0)
         for step in _steps_after_epoch_boundaries(begin_ns, spans_until_end):
@@ -239,9 +241,15 @@ def _begins_within(span: NamedSpan, since_ns: int, seconds: float) -> bool:
     return 0 <= span.begin_ns - since_ns < seconds * 1e9
 
 
-def _last_step_before(span: NamedSpan, begin_ns: NDArray[np.int64]) -> int:
-    """Return the index of the last step that began before ``span``, or with it; -1 if there is none."""
-    return int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
+def _last_steps_before(
+    spans: Sequence[NamedSpan], begin_ns: NDArray[np.int64]
+) -> list[int]:
+    """Return for each span the index of the last step that began before it, or with it; -1 if there is none."""
+    span_begins_ns = np.array([span.begin_ns for span in spans], np.int64)
+    last_steps: list[int] = (
+        np.searchsorted(begin_ns, span_begins_ns, "right") - 1
+    ).tolist()
+    return last_steps
 
 
 def _departures_for_validation(
@@ -252,10 +260,10 @@ def _departures_for_validation(
     A departure before the first step, such as for the validation before training, was from none of these steps.
     """
     departures_ns: dict[int, int] = {}
-    for span in spans:
-        if not _is_moment(span, VALIDATION):
-            continue
-        step = _last_step_before(span, begin_ns)
+    departures = [span for span in spans if _is_moment(span, VALIDATION)]
+    for span, step in zip(
+        departures, _last_steps_before(departures, begin_ns), strict=True
+    ):
         if step >= 0:
             departures_ns.setdefault(step, span.begin_ns)
     return departures_ns

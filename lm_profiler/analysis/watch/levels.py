@@ -81,6 +81,9 @@ _MOST_COST_S = 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
 # numbers of blocks after a change at which its size is estimated again
 _BLOCKS_AT_CORRECTION = (5, 10, 25, 100)
+# After so many new blocks, and after the last block of a call, a change is searched for. The search costs the watch's
+# thread more than all else that it does with a block.
+_BLOCKS_PER_SEARCH = 5
 
 # -- a level that wanders: it has reversed its direction this many times within the last changes
 _REVERSALS = 4
@@ -151,6 +154,8 @@ class LevelFollower:
         # for each block, the squared difference of its logarithm from that of the block before; NaN at a new level
         self._squared_differences: list[float] = []
         self._watched_s = 0.0
+        # the number of blocks of the current level at the last search
+        self._blocks_at_search = 0
 
         # changes after the last confirmed one; each may still turn out to be a short burst
         self._unconfirmed_changes: list[_UnconfirmedChange] = []
@@ -177,12 +182,14 @@ class LevelFollower:
             return
         most_steps = (_RECENT + _BLOCKS_BEFORE_RECENT) * BLOCK + len(steps)
         self._recent.add(steps, seconds, most_steps)
-        for block in cut_into_blocks(steps, seconds):
+        blocks = cut_into_blocks(steps, seconds)
+        for count, block in enumerate(blocks, 1):
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
             self._squared_differences.append((block.log_s - previous_log) ** 2)
             self._blocks.append(block)
             self._watched_s += block.steps * float(block.seconds[-1])
-            self._search_for_change()
+            if count % _BLOCKS_PER_SEARCH == 0 or count == len(blocks):
+                self._search_for_change()
         self._merge_old_blocks()
 
     def forget_unfinished(self) -> None:
@@ -239,15 +246,23 @@ class LevelFollower:
     def _search_for_change(self) -> None:
         """Search for a change of level in the last blocks; otherwise correct the size of the last change."""
         onset = self._find_onset()
-        blocks_of_level = len(self._blocks) - self._level_begin
         if onset is not None:
             self._begin_level(onset)
-        elif blocks_of_level in _BLOCKS_AT_CORRECTION or self._current_drift():
+        elif self._is_correction_due() or self._current_drift():
             self._correct_current(run_is_over=False)
+        self._blocks_at_search = len(self._blocks) - self._level_begin
         if self._unconfirmed_changes and (
             self._has_lasted() or self._has_cost_enough()
         ):
             self._report_unconfirmed()
+
+    def _is_correction_due(self) -> bool:
+        """Return whether the level has reached one of ``_BLOCKS_AT_CORRECTION`` since the last search."""
+        blocks_of_level = len(self._blocks) - self._level_begin
+        return any(
+            self._blocks_at_search < blocks <= blocks_of_level
+            for blocks in _BLOCKS_AT_CORRECTION
+        )
 
     def _find_onset(self) -> int | None:
         """Return the index of the first block of a new level; None if the level has not changed.
@@ -255,10 +270,10 @@ class LevelFollower:
         The mean of the last 2, 3, … blocks is compared with the first blocks of the level. The comparison with the most
         standard errors counts.
         """
-        logs = logs_of(self._blocks[self._level_begin :])
+        blocks_of_level = len(self._blocks) - self._level_begin
         is_first_level = self._level_begin == 0
         fewest = _FEWEST_AT_START if is_first_level else _FEWEST_AFTER_CHANGE
-        most_blocks = min(_RECENT, len(logs) - fewest)
+        most_blocks = min(_RECENT, blocks_of_level - fewest)
         if most_blocks < 2:
             return None
         noise, difference_count = self._std_of_block(most_blocks)
@@ -267,9 +282,9 @@ class LevelFollower:
 
         # The arrays have one entry for each number of last blocks: 2, 3, …
         counts = np.arange(2, most_blocks + 1)
-        reference_counts = np.minimum(_REFERENCE, len(logs) - counts)
+        reference_counts = np.minimum(_REFERENCE, blocks_of_level - counts)
         references = self._estimated_levels(reference_counts)
-        last_logs = logs[::-1][:most_blocks]  # the last block first
+        last_logs = logs_of(self._blocks[-most_blocks:])[::-1]  # the last block first
         sizes = winsorized_differences(last_logs, references)
         standard_errors = noise * np.sqrt(1.0 / counts + 1.0 / reference_counts)
         scores = np.abs(sizes) / standard_errors

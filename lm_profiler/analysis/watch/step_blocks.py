@@ -177,26 +177,23 @@ def winsorized_differences(
         values: (n,) the values.
         centers: (n - 1,) the center for each count from 2 to n.
     """
-    highest, second_highest = -math.inf, -math.inf
-    lowest, second_lowest = math.inf, math.inf
-    total = 0.0
-    differences = []
-    for count, value in enumerate(values.tolist(), 1):
-        total += value
-        second_highest = max(second_highest, min(value, highest))
-        highest = max(highest, value)
-        second_lowest = min(second_lowest, max(value, lowest))
-        lowest = min(lowest, value)
-        if count == 1:
-            continue
-        center = float(centers[count - 2])
-        if total > count * center:
-            winsorized_mean = (total - highest + second_highest) / count
-            differences.append(max(winsorized_mean - center, 0.0))
-        else:
-            winsorized_mean = (total - lowest + second_lowest) / count
-            differences.append(min(winsorized_mean - center, 0.0))
-    return np.array(differences)
+    # (n,) each of the first 1, 2, … values
+    counts = np.arange(1, len(values) + 1)
+    totals = np.cumsum(values)
+    highest = np.maximum.accumulate(values)
+    lowest = np.minimum.accumulate(values)
+    # (n - 1,) the following arrays are of the first 2, 3, … values
+    counts, totals = counts[1:], totals[1:]
+    second_highest = np.maximum.accumulate(np.minimum(values[1:], highest[:-1]))
+    second_lowest = np.minimum.accumulate(np.maximum(values[1:], lowest[:-1]))
+    means_if_above = (totals - highest[1:] + second_highest) / counts
+    means_if_below = (totals - lowest[1:] + second_lowest) / counts
+    differences: NDArray[np.float64] = np.where(
+        totals > counts * centers,
+        np.maximum(means_if_above - centers, 0.0),
+        np.minimum(means_if_below - centers, 0.0),
+    )
+    return differences
 
 
 def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:

@@ -39,6 +39,7 @@ from lm_profiler.analysis.watch.slow_steps import (
     SlowSteps,
     cause_kind,
 )
+from lm_profiler.record.counter_table import NO_COUNTERS, CounterTable
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.watch_files import WatchEvent
@@ -102,9 +103,7 @@ class WatchedRun:
     # the numbers of the last steps, and when they ended
     _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
-    _counters: deque[StepCounters] = field(
-        default_factory=lambda: deque(maxlen=_READINGS)
-    )
+    _counters: CounterTable = field(default_factory=CounterTable)
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _own_work: deque[OwnWork] = field(default_factory=lambda: deque(maxlen=_READINGS))
     # the instants at which epochs began
@@ -135,7 +134,7 @@ class WatchedRun:
         self,
         ns: NDArray[np.int64],
         seconds: NDArray[np.float64],
-        counters: Sequence[StepCounters] = (),
+        counters: CounterTable = NO_COUNTERS,
         spans: Sequence[NamedSpan] = (),
     ) -> list[WatchEvent]:
         """Add the next steps; return events that are new or have changed.
@@ -146,7 +145,7 @@ class WatchedRun:
             counters: the readings of counters since the last call.
             spans: the named spans that have ended since the last call.
         """
-        self._counters.extend(counters)
+        self._counters = self._counters.followed_by(counters, _READINGS)
         self._add_spans(spans)
         if not len(ns):
             return []
@@ -302,13 +301,13 @@ class WatchedRun:
             return
         slowest = sorted(slow, key=lambda step: -step.excess_s)[:_MOST_EXPLAINED]
         steps_to_explain = {step.step for step in slowest}
-        readings = [*self._counters]
-        usual = usual_counters(readings[-_USUAL_READINGS:]) if readings else None
-        reading_by_step = {reading.step: reading for reading in readings}
+        usual = None
+        if len(self._counters):
+            usual = usual_counters(self._counters.last(_USUAL_READINGS))
         for step in slow:
             cause, cause_s = None, 0.0
             if step.step in steps_to_explain:
-                reading = reading_by_step.get(step.step)
+                reading = self._counters.row_of(step.step)
                 cause, cause_s = self._cause_of_slow_step(step, reading, usual)
             watched_s = (step.end_ns - (self._began_ns or 0)) * 1e-9
             occurrence = Occurrence(
@@ -484,14 +483,9 @@ class WatchedRun:
         is_single_change = change.course is None
         if not is_single_change:
             return None, None
-        readings_before = []
-        readings_after = []
-        for reading in self._counters:
-            step = reading.step or 0
-            if step < change.since_step:
-                readings_before.append(reading)
-            elif change.until_step is None or step <= change.until_step:
-                readings_after.append(reading)
+        readings_before = self._counters.between(0, change.since_step - 1)
+        last_step = self.steps if change.until_step is None else change.until_step
+        readings_after = self._counters.between(change.since_step, last_step)
         if len(readings_before) < 2 or len(readings_after) < 2 * _QUARTERS:
             return self._causes.get(id(change), (None, None))
 
@@ -511,7 +505,7 @@ class WatchedRun:
     def _lasting_cause(
         self,
         odd: OddStep,
-        readings: Sequence[StepCounters],
+        readings: CounterTable,
         usual: StepCounters,
         data_s: tuple[float, float],
     ) -> tuple[str | None, float | None]:
@@ -529,7 +523,8 @@ class WatchedRun:
         causes_by_kind = defaultdict[str, list[str]](list)
         seconds_by_kind = defaultdict[str, list[float]](list)
         for indices in np.array_split(np.arange(len(readings)), _QUARTERS):
-            quarter = counters_per_step([readings[index] for index in indices])
+            first, last = int(indices[0]), int(indices[-1])
+            quarter = counters_per_step(readings.part(first, last + 1))
             explained = explained_by(odd, quarter, usual, data_s, self.workers)
             cause = explained.cause
             if cause is not None and _is_worth_naming(cause, quarter):

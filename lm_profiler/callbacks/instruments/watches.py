@@ -62,7 +62,7 @@ class StepWatch(Instrument):
             gpu_readings,
             self.checkpoint_instants_ns,
         )
-        return {"counters": counters}
+        return {"counters": list(counters)}
 
     def start(self) -> None:
         self.reader.start()

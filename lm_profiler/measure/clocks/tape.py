@@ -335,10 +335,8 @@ class ChunkReader:
         codes = tape[::2]
         instants = tape[1::2]
         begin = 0
-        for index, code in enumerate(codes):
-            if code != END:
-                continue
-            end = index + 1
+        for _ in range(codes.count(END)):
+            end = codes.index(END, begin) + 1
             layout = _layout_of(self._open_parts, tuple(codes[begin:end]))
             if layout is not None:
                 self._open_parts = layout.stack_at_end

@@ -10,21 +10,22 @@ import gc
 import os
 import sys
 import time
-from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
-from operator import attrgetter, sub
+from operator import attrgetter
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
-from lm_profiler.record.run_record import StepCounters
+from lm_profiler.record.counter_table import FIGURES, CounterTable
 from lm_profiler.torch_names import READY
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -40,6 +41,7 @@ _MOST_DRIFT_S = 1e-3
 # the fields of getrusage(2) that are used: CPU time in user mode and in the kernel, minor and major page faults,
 # voluntary and involuntary context switches
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
+_read_usage = attrgetter(*_USAGE)
 _process_usage = partial(getrusage, RUSAGE_SELF)
 
 
@@ -300,7 +302,7 @@ def step_counters(
     rank: int = 0,
     gpu: ReadGpu | None = None,
     checkpoint_instants_ns: Sequence[int] = (),
-) -> list[StepCounters]:
+) -> CounterTable:
     """Return the counters of each step.
 
     Args:
@@ -311,6 +313,14 @@ def step_counters(
         gpu: returns the GPU's clock rate and throttle reasons of a step; None without a GPU.
         checkpoint_instants_ns: when each checkpoint began and ended, in turn.
     """
+    if len(readings) < 2:
+        return CounterTable(rank)
+    count = len(readings) - 1
+    steps = _Steps(
+        began_s=np.array([reading.began_ns for reading in readings[1:]]) * 1e-9,
+        ended_s=np.array([reading.ended_ns for reading in readings[1:]]) * 1e-9,
+    )
+    previous_ended_s = np.array([reading.ended_ns for reading in readings[:-1]]) * 1e-9
     garbage = [
         _TimeSpan(
             began_s=collection.began_ns * 1e-9,
@@ -320,38 +330,65 @@ def step_counters(
         for collection in collections
     ]
     own_garbage = [_own_span(collection) for collection in collections]
-    compiling = None if compilations is None else disjoint(compilations)
-    saving = _checkpoint_spans(checkpoint_instants_ns)
+    collecting = _overlap(garbage, steps)
+    compiling = _Overlap(np.full(count, np.nan), {})
+    if compilations is not None:
+        compiling = _overlap(disjoint(compilations), steps)
+    clocks_hz, throttled = _gpu_readings(gpu, steps)
 
-    counters: list[StepCounters] = []
-    for previous, current in pairwise(readings):
-        began_s = current.began_ns * 1e-9
-        ended_s = current.ended_ns * 1e-9
-        collecting = _overlap(garbage, began_s, ended_s)
-        compile_overlap = _Overlap(seconds=None, longest=None)
-        if compiling is not None:
-            compile_overlap = _overlap(compiling, began_s, ended_s)
-        clock_hz: float | None = None
-        reasons: list[str] | None = None
-        if gpu is not None:
-            clock_hz, reasons = gpu(began_s, ended_s)
-        counters_of_step = StepCounters(
-            step=current.step,
-            rank=rank,
-            wall_s=ended_s - began_s,
-            between_s=began_s - previous.ended_ns * 1e-9,
-            gc_s=collecting.seconds,
-            gc_generation=collecting.longest,
-            gc_own_s=_overlap(own_garbage, began_s, ended_s).seconds,
-            compile_s=compile_overlap.seconds,
-            compiled=compile_overlap.longest,
-            checkpoint_s=_overlap(saving, began_s, ended_s).seconds,
-            sm_clock_hz=clock_hz,
-            throttled=reasons,
-        )
-        of_system = _counted_between(previous, current)
-        counters.append(counters_of_step.model_copy(update=of_system))
-    return counters
+    columns = {
+        "wall_s": steps.ended_s - steps.began_s,
+        "between_s": steps.began_s - previous_ended_s,
+        "gc_s": collecting.seconds,
+        "gc_own_s": _overlap(own_garbage, steps).seconds,
+        "compile_s": compiling.seconds,
+        "checkpoint_s": _overlap(
+            _checkpoint_spans(checkpoint_instants_ns), steps
+        ).seconds,
+        "sm_clock_hz": clocks_hz,
+        **_counted_by_system(readings),
+    }
+    numbers = [reading.step for reading in readings[1:]]
+    labels: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    labels_by_name = {
+        "gc_generation": collecting.labels,
+        "compiled": compiling.labels,
+        "throttled": throttled,
+    }
+    for name, labels_by_index in labels_by_name.items():
+        for index, label in labels_by_index.items():
+            labels[numbers[index]][name] = label
+    return CounterTable(
+        rank=rank,
+        steps=np.array(numbers, np.int64),
+        figures=np.column_stack([columns[name] for name in FIGURES]),
+        labels=labels,
+    )
+
+
+class _Steps(NamedTuple):
+    """When each of n successive steps began and ended."""
+
+    began_s: NDArray[np.float64]
+    ended_s: NDArray[np.float64]
+
+
+def _gpu_readings(
+    gpu: ReadGpu | None, steps: _Steps
+) -> tuple[NDArray[np.float64], dict[int, list[str]]]:
+    """Return the GPU's clock rate in each step, NaN if unknown; and by the index of a step its throttle reasons."""
+    clocks_hz = np.full(len(steps.began_s), np.nan)
+    throttled: dict[int, list[str]] = {}
+    if gpu is None:
+        return clocks_hz, throttled
+    spans = zip(steps.began_s.tolist(), steps.ended_s.tolist(), strict=True)
+    for index, (began_s, ended_s) in enumerate(spans):
+        clock_hz, reasons = gpu(began_s, ended_s)
+        if clock_hz is not None:
+            clocks_hz[index] = clock_hz
+        if reasons is not None:
+            throttled[index] = reasons
+    return clocks_hz, throttled
 
 
 def _own_span(collection: GarbageCollection) -> _TimeSpan:
@@ -374,38 +411,29 @@ def _checkpoint_spans(instants_ns: Sequence[int]) -> list[_TimeSpan]:
     ]
 
 
-def _counted_between(
-    previous: TimedReading, current: TimedReading
-) -> dict[str, float | None]:
-    """Return what the system counted between the ends of two steps, by the fields of ``StepCounters``."""
-    wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
+def _counted_by_system(
+    readings: Sequence[TimedReading],
+) -> dict[str, NDArray[np.float64]]:
+    """Return what the system counted from each reading to the next one, by the fields of ``StepCounters``."""
+    ended_s = np.array([reading.ended_ns for reading in readings]) * 1e-9
+    wall_s = np.maximum(np.diff(ended_s), 1e-9)
     # by the names of getrusage(2), which counts since the process began
-    used = {
-        name: getattr(current.usage, name) - getattr(previous.usage, name)
-        for name in _USAGE
-    }
+    usage = np.array([_read_usage(reading.usage) for reading in readings], dtype=float)
+    used = dict(zip(_USAGE, np.diff(usage, axis=0).T, strict=True))
     system_s = used["ru_stime"]
     cpu_s = used["ru_utime"] + system_s
     # The kernel does not report the time of page faults. An upper bound is their number times the longest that one
     # takes, and another is the time in the kernel. Several threads may have faults at the same time, so the bound is
     # divided by the mean number of threads that ran.
-    threads = max(cpu_s / wall_s, 1.0)
-    fault_s = min(used["ru_minflt"] * DEAREST_FAULT_S, system_s) / threads
-    cpu_wait_s = None
-    asleep_s = None
-    if previous.thread and current.thread:
-        times_before = _thread_times(previous.thread)
-        times = _thread_times(current.thread)
-        cpu_wait_s = (times.no_cpu_ns - times_before.no_cpu_ns) * 1e-9
-        ran_s = (times.ran_ns - times_before.ran_ns) * 1e-9
-        asleep_s = max(wall_s - ran_s - cpu_wait_s, 0.0)
-    alloc_retries = None
-    new_segments = None
-    if previous.allocator and current.allocator:
-        alloc_retries, new_segments = map(sub, current.allocator, previous.allocator)
+    threads = np.maximum(cpu_s / wall_s, 1.0)
+    fault_s = np.minimum(used["ru_minflt"] * DEAREST_FAULT_S, system_s) / threads
+    times_ns = [_thread_times(reading.thread) for reading in readings]
+    ran_s, cpu_wait_s = np.diff(np.array(times_ns, dtype=float), axis=0).T * 1e-9
+    allocated = [reading.allocator or (np.nan, np.nan) for reading in readings]
+    retries, segments = np.diff(np.array(allocated, dtype=float), axis=0).T
     return {
         "cpu_wait_s": cpu_wait_s,
-        "asleep_s": asleep_s,
+        "asleep_s": np.maximum(wall_s - ran_s - cpu_wait_s, 0.0),
         "cpu_s": cpu_s,
         "system_s": system_s,
         "fault_s": fault_s,
@@ -413,8 +441,8 @@ def _counted_between(
         "major_faults": used["ru_majflt"],
         "voluntary_switches": used["ru_nvcsw"],
         "involuntary_switches": used["ru_nivcsw"],
-        "alloc_retries": alloc_retries,
-        "new_segments": new_segments,
+        "alloc_retries": retries,
+        "new_segments": segments,
     }
 
 
@@ -425,28 +453,34 @@ class _TimeSpan(NamedTuple):
 
 
 class _Overlap(NamedTuple):
-    seconds: float | None
-    longest: Any  # the label of the longest span; None if there is none
+    seconds: NDArray[
+        np.float64
+    ]  # for each step, how many seconds of the spans lie in it
+    # by the index of a step, the label of the longest span in it
+    labels: dict[int, Any]
 
 
-def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> _Overlap:
-    """Return how many seconds of ``spans`` lie between two instants, and the label of the longest of these spans.
+def _overlap(spans: Sequence[_TimeSpan], steps: _Steps) -> _Overlap:
+    """Return how many seconds of ``spans`` lie in each step, and the label of the longest of the spans in it.
 
     The spans are in order and do not overlap.
     """
-    seconds_inside: list[float] = []
-    longest_s = 0.0
-    longest: Any = None
-    first = bisect_left(spans, began_s, key=attrgetter("ended_s"))
-    for span in islice(spans, first, None):
-        if span.began_s >= ended_s:
-            break
-        seconds = min(span.ended_s, ended_s) - max(span.began_s, began_s)
-        seconds_inside.append(seconds)
-        if span.label is not None and (longest is None or seconds > longest_s):
-            longest_s = seconds
-            longest = span.label
-    return _Overlap(sum(seconds_inside), longest)
+    seconds = np.zeros(len(steps.began_s))
+    longest_s: dict[int, float] = {}
+    labels: dict[int, Any] = {}
+    # by span, the first step that ends after it began, and the first one that begins after it ended
+    first_steps = np.searchsorted(steps.ended_s, [span.began_s for span in spans])
+    end_steps = np.searchsorted(steps.began_s, [span.ended_s for span in spans])
+    for span, first, end in zip(spans, first_steps, end_steps, strict=True):
+        for index in range(first, end):
+            began_s = max(span.began_s, float(steps.began_s[index]))
+            ended_s = min(span.ended_s, float(steps.ended_s[index]))
+            seconds[index] += ended_s - began_s
+            is_longest = ended_s - began_s > longest_s.get(index, -1.0)
+            if span.label is not None and is_longest:
+                longest_s[index] = ended_s - began_s
+                labels[index] = span.label
+    return _Overlap(seconds, labels)
 
 
 def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
@@ -480,10 +514,12 @@ class ThreadTimes(NamedTuple):
     no_cpu_ns: int  # ready to run, but waiting for a CPU
 
 
-def _thread_times(schedstat: bytes) -> ThreadTimes:
-    """Return the times in the content of schedstat: two numbers of nanoseconds, and a count that is not used."""
+def _thread_times(schedstat: bytes) -> tuple[float, float]:
+    """Return the times (ns) in the content of schedstat, which are those of ``ThreadTimes``; NaN if it is empty."""
+    if not schedstat:
+        return np.nan, np.nan
     ran, waited = schedstat.split()[:2]
-    return ThreadTimes(int(ran), int(waited))
+    return float(ran), float(waited)
 
 
 def thread_times() -> ThreadTimes | None:

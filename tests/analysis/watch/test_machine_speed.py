@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch.machine_speed import MachineSpeed
 from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.record.counter_table import CounterTable
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -46,7 +47,8 @@ def level_events(
     run, reported = WatchedRun(workers=0, on_device=on_device), []
     for begin in range(0, len(seconds), together):
         chunk = slice(begin, begin + together)
-        reported += run.add(ns[chunk], seconds[chunk], (counters or [])[chunk])
+        table = CounterTable.from_counters((counters or [])[chunk])
+        reported += run.add(ns[chunk], seconds[chunk], table)
     return [event for event in latest_events([*reported, *run.finish()]) if event.kind == "level"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.watched_run import OwnWork, TracedStep, WatchedRun
+from lm_profiler.record.counter_table import CounterTable
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -36,7 +37,7 @@ class Loop:
             for step in self.own_work_s.keys() & here:
                 worked_s, cpu_s = self.own_work_s[step]
                 run.add_own_work(OwnWork(int(ns[step, 0]), int(ns[step, 0] + worked_s * 1e9), cpu_s))
-            written += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
+            written += run.add(ns[at : at + 50], seconds[at : at + 50], CounterTable.from_counters(counters), spans)
         return latest_events([*written, *run.finish()])
 
 

@@ -51,7 +51,7 @@ def spin(seconds: float) -> None:
 
 def test_running_waiting_and_sleeping_add_up() -> None:
     reader = reader_after(*[lambda: spin(0.05), lambda: time.sleep(0.05)] * 3)
-    steps = step_counters(reader.timed_readings)
+    steps = list(step_counters(reader.timed_readings))
     assert all((spun.cpu_s or 0.0) >= 0.0499 for spun in steps[::2])
     asleep_s = [0.0 if step.asleep_s is None else step.asleep_s for step in steps]
     # Where another program has the CPU amid a reading, a step has some of its neighbour's: not in all three.
