@@ -277,11 +277,7 @@ class WatchWriter:
         Take from the ledger the longest durations that it has collected for this.
         """
         instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
-        spans = [
-            span
-            for span in hand_over.spans
-            if span.ns and span.what != terms.INSTRUMENTS
-        ]
+        spans = [span for span in hand_over.spans if span.what != terms.INSTRUMENTS]
         events = self.run.add(instants_ns, timed.seconds, counters, spans)
         events += self.run.judge_traced(first_traced_step, hand_over.traced_steps)
         at_s = self._seconds_since_1970(hand_over.now_ns)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.watch.ledger import EPOCH_TURN, VALIDATION, Ledger
+from lm_profiler.analysis.watch.ledger import EPOCH, EPOCH_TURN, VALIDATION, Ledger, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import WatchOptions
 from lm_profiler.callbacks.watch_writer import HandOver, RunningSpan, TrainingPosition, WatchWriter
@@ -185,3 +185,18 @@ def test_a_clock_that_falls_is_the_cause_of_a_slower_level(tmp_path: Path) -> No
     (event,) = read_events(tmp_path)
     assert (event.kind, event.part) == ("level", "forward")
     assert_stored("callbacks/notes: a clock that falls", {"cause": event.cause or ""})
+
+
+def test_slow_first_steps_of_epochs_are_called_so(tmp_path: Path) -> None:
+    """Each epoch has 50 steps of 10 ms, and the first of them takes 60 ms longer."""
+    writer = SimulatedWriter(tmp_path)
+    for step in range(600):
+        epoch = [NamedSpan(writer.now_ns, writer.now_ns, EPOCH)] if step % 50 == 0 else []
+        writer.marks(at.DATA)
+        writer.now_ns += 70_000_000 if epoch else 10_000_000
+        writer.marks(at.LEAVE, at.END)
+        writer.take(HandOver(writer.now_ns, writer.timeline.take_marks(), spans=epoch))
+    writer.end(HandOver(writer.now_ns))
+    (event,) = read_events(tmp_path)
+    assert event.part == "data"
+    assert event.starts_epochs

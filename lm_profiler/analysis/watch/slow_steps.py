@@ -54,9 +54,11 @@ _REGULAR_WITHIN = (
     0.02  # the share of the interval by which they may miss the expected steps
 )
 # Slow steps take longer and longer if there are so many of them, their rank correlation with time is at least this high
-# (by chance in 7 of 1,000 groups of eight), and the last quarter takes so many times as long as the first.
-_FEWEST_GROWING = 8
-_RISING = 0.7
+# and this many standard deviations of that of steps in random order, and the last quarter takes so many times as long
+# as the first. (The last step, too, must take so many times as long as the first one.)
+_FEWEST_GROWING = 6
+_RISING = 0.5
+_RISING_DEVIATIONS = 2.4  # by chance in 1 of 100 groups
 _GROWTH = 1.5
 # An event is written again after this growth of its group, or after this time.
 _UPDATE_GROWTH = 1.5
@@ -103,8 +105,8 @@ class Occurrence:
 class SlowSteps:
     """Finds slow steps, in blocks of ``NEIGHBOURS`` steps.
 
-    A step is judged as soon as the block after its own is complete, or when the run is over. The first block, and the
-    first one after ``forget``, has no block before it and is never judged.
+    A step is judged as soon as the block after its own is complete, or when the run is over. The first block has no
+    block before it and is never judged.
     """
 
     # The steps that are not judged yet, and those that are needed as their neighbours:
@@ -195,12 +197,6 @@ class SlowSteps:
             usual_data_s=float(usual_parts_s[data]),
         )
 
-    def forget(self) -> None:
-        """Forget the steps that are not judged yet: the steps that follow them are missing."""
-        self._steps = self._steps[:0]
-        self._begin_end_ns = self._begin_end_ns[:0]
-        self._seconds = self._seconds[:0]
-
 
 def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (steps, TIMED) the usual seconds for each step of all blocks except the first and the last.
@@ -240,6 +236,7 @@ class SlowStepGroup:
     cause: str | None
     first_step: int
     first_at_s: float
+    first_step_s: float = 0.0  # the time of the first of the steps
     times: int = 0
     step_s: float = 0.0  # sum of the times of the steps
     usual_s: float = 0.0  # sum of the times that they would usually have taken
@@ -265,6 +262,8 @@ class SlowStepGroup:
         """Add a slow step to the sums of this group."""
         slow = occurrence.slow
         self._last_occurrence = occurrence
+        if self.times == 0:
+            self.first_step_s = slow.step_s
         self.times += 1
         self.step_s += slow.step_s
         self.usual_s += slow.usual_s
@@ -379,16 +378,24 @@ class SlowStepGroup:
         return interval
 
     def growth(self) -> tuple[float, float] | None:
-        """Return the seconds of the first and of the last slow steps if they take longer and longer; None otherwise."""
+        """Return the seconds of the first and of the last slow step if they take longer and longer; None otherwise."""
         if self.times < _FEWEST_GROWING:
             return None
         steps_s = np.array(self.steps_s)
-        quarter = len(steps_s) // 4
-        first_s = float(np.median(steps_s[:quarter]))
-        last_s = float(np.median(steps_s[-quarter:]))
-        grows_steadily = rank_correlation(steps_s) >= _RISING
-        if grows_steadily and last_s >= _GROWTH * first_s:
-            return first_s, last_s
+        count = len(steps_s)
+        # Kendall's tau of numbers in random order (Kendall 1938, Biometrika 30:81)
+        variance_by_chance = 2 * (2 * count + 5) / (9 * count * (count - 1))
+        least_rise = max(_RISING, _RISING_DEVIATIONS * math.sqrt(variance_by_chance))
+        if rank_correlation(steps_s) < least_rise:
+            return None
+        quarter = count // 4
+        first_quarter_s = float(np.median(steps_s[:quarter]))
+        last_quarter_s = float(np.median(steps_s[-quarter:]))
+        last_step_s = float(steps_s[-1])
+        quarter_has_grown = last_quarter_s >= _GROWTH * first_quarter_s
+        step_has_grown = last_step_s >= _GROWTH * self.first_step_s
+        if quarter_has_grown and step_has_grown:
+            return self.first_step_s, last_step_s
         return None
 
     def share(self) -> float | None:

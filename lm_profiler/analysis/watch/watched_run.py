@@ -187,7 +187,6 @@ class WatchedRun:
     def skip(self, steps: int) -> None:
         """Count ``steps`` traced steps without judging their times, which tracing lengthens."""
         self.steps += steps
-        self._slow.forget()
         self.levels.forget_unfinished()
         self._machine.forget_unfinished()
 
@@ -273,7 +272,7 @@ class WatchedRun:
         for span in spans:
             if span.what == EPOCH and not span.ns:
                 self._epochs_ns.append(span.begin_ns)
-            elif span.ns >= shortest_ns and span.what != VALIDATION:
+            elif span.ns and span.ns >= shortest_ns and span.what != VALIDATION:
                 self._spans.append(span)
 
     def _changed_events(

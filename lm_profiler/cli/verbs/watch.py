@@ -56,8 +56,8 @@ class Options:
     """Show where the time of a watched training (fit --watch=true) goes, its phases, and its events.
 
     On a terminal the output is updated until the training ends or has not reported for a minute. The run may be on
-    another machine, because only its files are read. If it has already ended or was killed, its last state is shown,
-    and the exit code is 2.
+    another machine, because only its files are read. If it has already ended, its last state is shown. The exit code
+    is 2 if the training failed or was killed.
 
     Args:
         run: The folder of the run.
@@ -71,7 +71,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the run and return the exit code: 2 if there is nothing left to watch."""
+    """Show the run and return the exit code: 2 if the training failed or was killed."""
     folder = watched_folder(options.run)
     try:
         if options.format == "json":
@@ -91,7 +91,8 @@ def _watch(
 
     Return the exit code.
     """
-    ending = _ending_text(read_status(folder))
+    status = read_status(folder)
+    ending = _ending_text(status)
     if ending or not sys.stdout.isatty():
         for table in watch_tables(folder):
             show(table)
@@ -99,7 +100,7 @@ def _watch(
         if not ending:
             return OK
         print_message(f"{folder}: the training {ending}; this is its last state")
-        return WRONG_CALL
+        return _exit_code_of_ended(status)
 
     console = Console()
     # when the last report was written, by the clock of the training's machine
@@ -115,8 +116,7 @@ def _watch(
             ending = _ending_text(status)
             if ending:
                 print_message(f"{folder}: the training {ending}")
-                has_succeeded = status.ended and status.error is None
-                return OK if has_succeeded else WRONG_CALL
+                return _exit_code_of_ended(status)
             now_s = clock()
             if status.written_s != written_s:
                 written_s = status.written_s
@@ -129,6 +129,11 @@ def _watch(
         "this machine"
     )
     return FAILED
+
+
+def _exit_code_of_ended(status: WatchStatus) -> int:
+    has_succeeded = status.ended and status.error is None
+    return OK if has_succeeded else WRONG_CALL
 
 
 def _text_of_run(folder: Path, width: int) -> str:

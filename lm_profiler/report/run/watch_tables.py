@@ -271,7 +271,7 @@ def _level_text(event: WatchEvent, part: str) -> str:
     new_level = duration_text(event.now)
     span = f"since step {event.since_step:,}"
     if event.in_all_parts:
-        part = ", all phases alike"
+        part = " in all phases alike"
     if event.course in ("wanders", "alternates"):
         return f"the step time {event.course} between {old_level} and {new_level}{part} {span}: {event.times} changes"
     ratio = event.ratio or 1.0
@@ -281,7 +281,8 @@ def _level_text(event: WatchEvent, part: str) -> str:
         change = f"gradually {change}"
     if event.until_step is not None:
         span = f"from step {event.since_step:,} to {event.until_step:,}"
-    return f"{change} {span}: step {old_level} → {new_level}{part}"
+    # The levels are those of the whole step, so the part does not stand beside them.
+    return f"{change}{part} {span}: the step takes {new_level}, before {old_level}"
 
 
 def _slow_steps_text(event: WatchEvent, step: str) -> str:

@@ -79,6 +79,33 @@ def test_growing_slow_steps_are_reported_with_their_first_and_last_times(grows: 
         assert event.grew_from_s is None
 
 
+def test_ten_slow_steps_of_a_real_run_take_longer_and_longer() -> None:
+    """A logger that rewrites its file: the milliseconds are those of a real training."""
+    delays_ms = [18.3, 20.2, 20.7, 24.5, 17.1, 40.9, 33.1, 35.6, 41.9, 48.5]
+    parts_s = parts_of(3000)
+    parts_s[400 : 400 + 250 * 10 : 250, PARTS.index("other")] += np.array(delays_ms) * 1e-3
+    (event,) = events_of(parts_s)
+    assert event.every_steps == 250
+    assert (event.grew_from_s, event.grew_to_s) == pytest.approx((0.0183 + 0.005, 0.0485 + 0.005), rel=0.02)
+
+
+@pytest.mark.parametrize("steps_after", [1, 30])
+def test_a_slow_step_beside_a_trace_belongs_to_its_group(steps_after: int) -> None:
+    """Steps 1,001 to 1,003 are traced. The slow steps come every 200 steps but for one, soon after the trace."""
+    parts_s = 0.005 * np.exp(0.02 * np.random.default_rng(0).standard_normal(3000))[:, None] * SHARES
+    slow = [200, 400, 600, 800, 999, 1003 + steps_after, 1200, 1400, 1600, 1800]
+    parts_s[np.array(slow) - 1, PARTS.index("data")] += 0.03
+    seconds = np.column_stack([parts_s, parts_s.sum(axis=1)])
+    ends = np.cumsum(seconds[:, -1] * 1e9).astype(np.int64)
+    ns = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+    run = WatchedRun(workers=0)
+    events = run.add(ns[:1000], seconds[:1000])
+    run.skip(3)
+    events += run.add(ns[1003:], seconds[1003:]) + run.finish()
+    (event,) = latest_events(events)
+    assert event.steps == slow
+
+
 def test_every_fifth_step_that_is_slow_from_somewhere_on() -> None:
     parts_s = parts_of(12_000)
     parts_s[6000::5] += 0.006 * SHARES
