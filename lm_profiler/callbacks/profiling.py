@@ -204,11 +204,7 @@ class TrainingProfiler(Callback):
             guard = Guard(
                 "keeping Lightning's broadcast out of signal handlers", run.report
             )
-            guard.run(
-                lambda: setattr(
-                    SIGNALS.get(trainer), SIGTERM_HANDLER.name, _ignore_signal
-                )
-            )
+            guard.run(_disable_sigterm_handler, trainer)
         self._run = None
         self._loop = None
         if run.guard.run(verb_of, trainer, otherwise=options.verb) == options.verb:
@@ -224,6 +220,7 @@ class TrainingProfiler(Callback):
     def _end_ledger_term(
         self, term: str, trainer: Trainer, pl_module: LightningModule
     ) -> None:
+        """Add the time since the last such call to the ``term`` of a watched fit's ledger."""
         if self._run is not None and self._run.watching is not None:
             self._run.watching.guard.run(self._run.watching.book_time_until_now, term)
 
@@ -352,6 +349,11 @@ def _check_trainer(trainer: Trainer) -> None:
         raise MisconfigurationException(
             "expected one TrainingProfiler in a Trainer, given more"
         )
+
+
+def _disable_sigterm_handler(trainer: Trainer) -> None:
+    """Make Lightning's own handler of SIGTERM do nothing."""
+    setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _ignore_signal)
 
 
 def _ignore_signal(signum: int, frame: object) -> None:

@@ -264,11 +264,11 @@ class RunFinisher:
         cause = first_end(ends, range(ranks), get_exit_codes()) or own_end
         rows = read_rows(folder, growing=True)
         notes = list(evidence.notes)
-        missing = sorted({*range(ranks)} - {*rows.rank.tolist()})
-        if missing and len(rows):
-            note = f"no steps of {ranks_text(missing)}"
-            left_a_file = {*missing} <= {*rank_files(folder)}
-            if not left_a_file:
+        ranks_without_steps = sorted(set(range(ranks)).difference(rows.rank.tolist()))
+        if ranks_without_steps and len(rows):
+            note = f"no steps of {ranks_text(ranks_without_steps)}"
+            have_files_here = set(ranks_without_steps) <= set(rank_files(folder))
+            if not have_files_here:
                 note += f"; their files may be in {folder} on the hosts of these ranks"
             notes.append(note)
         return replace(

@@ -472,7 +472,7 @@ class Session:
     def _read_step(
         self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool
     ) -> None:
-        """Make the row of a step from its ``marks``, and pass the marks to what needs them."""
+        """Make the row of a step from its ``marks``, and pass the marks to what needs those of all stages."""
         step, stage, tokens, peaks = unread
         ranks = self.instruments.ranks
         if ranks is not None and is_device_alive:
@@ -501,8 +501,21 @@ class Session:
                 other_s=host_s[OTHER],
             )
         )
-        if stage != "measure":
-            return
+        if stage == "measure":
+            self._add_measured_step(step, marks, away_ns, is_device_alive)
+
+    def _add_measured_step(
+        self,
+        step: int,
+        marks: StepMarks,
+        away_ns: Sequence[tuple[int, int]],
+        is_device_alive: bool,
+    ) -> None:
+        """Pass the ``marks`` of a measured step to what needs only these, and add the gap before it.
+
+        ``away_ns`` has the begin and the end of each time in which the loop left the step; these count as gaps, too.
+        """
+        begin_ns, end_ns = marks.host_ns[0], marks.host_ns[-1]
         self.instruments.counters.reader.note_instants(step, begin_ns, end_ns)
         part_times = self.instruments.part_times
         if part_times is not None and is_device_alive:

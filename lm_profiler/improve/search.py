@@ -127,16 +127,18 @@ class Searcher:
 
         self.reserve_final_comparison()
         self.prove_candidates()
-        some_waiting = bool(self.waiting_candidates() or self.undecided_comparisons())
-        some_accepted = any(comparison.accepted for comparison in self.tried)
-        if some_accepted:
+        has_candidates_left = bool(
+            self.waiting_candidates() or self.undecided_comparisons()
+        )
+        has_accepted = any(comparison.accepted for comparison in self.tried)
+        if has_accepted:
             self.compare_final_with_first()
-        final_unchecked = some_accepted and self.final is None
-        some_cut = any(
+        lacks_final_comparison = has_accepted and self.final is None
+        was_any_cut = any(
             comparison.reason == ENDED for comparison in self.latest_comparisons()
         )
 
-        if some_waiting or final_unchecked or some_cut:
+        if has_candidates_left or lacks_final_comparison or was_any_cut:
             return "budget"
         return "done"
 
@@ -240,7 +242,8 @@ class Searcher:
         If the change does not look faster at a check, the comparison is postponed; the second time, it is given up.
         """
         candidate = comparison.candidate
-        if comparison.b_options == self.options:
+        changes_nothing = comparison.b_options == self.options
+        if changes_nothing:
             return
         if comparison.pairs == 0:
             comparison = replace(comparison, error=self.next_error_share(candidate))

@@ -266,7 +266,7 @@ def _sync_count(record: RunRecord) -> int | None:
 
 def _over_planned(record: RunRecord) -> float | None:
     """Return the measured over the planned bytes: of the peak, or else of the level after forward."""
-    # If no device counts its tensors, they cannot be read from a process's resident size.
+    # On a CPU only levels can be compared: a process's resident size does not show the bytes of its tensors.
     planned, memory = record.planned, record.memory
     if planned is None or memory is None:
         return None

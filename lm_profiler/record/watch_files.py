@@ -118,14 +118,12 @@ class WatchWindow(Part):
         seconds = dict(self.seconds)
         for part, sketch in next_window.seconds.items():
             seconds[part] = seconds.get(part, Sketch()).merge(sketch)
-        held_bytes = []
-        for window in windows:
-            if window.held_bytes is not None:
-                held_bytes.append(window.held_bytes)
-        peak_bytes = []
-        for window in windows:
-            if window.peak_bytes is not None:
-                peak_bytes.append(window.peak_bytes)
+        held_bytes = [
+            window.held_bytes for window in windows if window.held_bytes is not None
+        ]
+        peak_bytes = [
+            window.peak_bytes for window in windows if window.peak_bytes is not None
+        ]
         changes = {
             "steps": self.steps + next_window.steps,
             "seconds": seconds,
@@ -376,9 +374,9 @@ def _event_time(event: WatchEvent) -> float:
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
-    """Return the events; a slow step without a cause, in a pass in which ranks wait, gets the late rank as its cause.
+    """Return the events; a slow step in which a rank may only have waited gets the rank that was late as its cause.
 
-    A late rank is one that was slow in the same step for another reason.
+    The late rank is the one that was slow in the same step for another reason.
     """
     slow_steps = [event for event in events if event.kind == "slow step"]
     late_ranks = {
@@ -387,12 +385,12 @@ def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
     explained = []
     for event in events:
         late_rank = late_ranks.get(event.step, event.rank)
-        waited = (
+        has_waited = (
             event.kind == "slow step"
             and _may_have_waited(event)
             and late_rank != event.rank
         )
-        if waited:
+        if has_waited:
             event = event.model_copy(update={"cause": f"waiting for rank {late_rank}"})
         explained.append(event)
     return explained

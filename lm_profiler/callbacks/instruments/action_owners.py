@@ -87,8 +87,8 @@ class OwnersWatch(OwnersInstrument):
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action, around which its time is attributed to its owner.
 
-        ``span`` is the one that the action has without this instrument. That of a phase is returned as it is, because
-        only the time that no phase covers is divided among owners.
+        ``span`` is the one that the action has without this instrument. The span of a phase is returned
+        unchanged, because only the time that no phase covers is divided among owners.
         """
         is_phase = isinstance(span, Span) and span._code != tape.OTHER
         # An epoch takes no time within a step.

@@ -329,7 +329,10 @@ class StreamRanksWatch(RanksWatch):
         read_timed_ring(arrivals)
 
     def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
-        """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""
+        """Return ``arrivals`` with the computing stream's waits in place of calls on other streams.
+
+        If no call is on another stream, the waits replace nothing, and are dropped.
+        """
         calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
         if self.waits is not None and self._stream_waits:
             calls = [
@@ -337,8 +340,8 @@ class StreamRanksWatch(RanksWatch):
                 for at_ns, call in calls
                 if not self.waits.is_on_other_stream(at_ns)
             ]
-        if len(calls) == len(arrivals.calls):
-            # No call is on another stream, so there is none that the waits could replace.
+        has_calls_on_other_streams = len(calls) < len(arrivals.calls)
+        if not has_calls_on_other_streams:
             self._stream_waits.clear()
         calls += [(wait.launched_ns, wait.call) for wait in self._stream_waits]
         calls.sort(key=itemgetter(0))
@@ -351,7 +354,8 @@ class StreamRanksWatch(RanksWatch):
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         """Return the steps of this rank on the stream's clock: marks, and when the stream reached each collective."""
         arrivals = self._with_stream_waits(arrivals)
-        # Both have the host's arrivals; ``host_ns`` of the second has the marks on the stream.
+        # Both have the instants at which the host called the collectives. The marks of ``host`` are those of the host,
+        # and the marks of ``stream`` are those of the stream, although their field is called ``host_ns``.
         host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         stream = timeline_of(self.rank, self._steps, self._marks_on_stream, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)

@@ -258,14 +258,7 @@ def history_watch(
         try:
             recorded = history.dump(path)
             if mark_log is not None:
-                guard = Guard(
-                    "the measured memory timeline", print_message, outcome="unknown"
-                )
-                timeline = guard.run(
-                    timeline_from_snapshot, recorded, device.index or 0, mark_log
-                )
-                if timeline is not None:
-                    guard.run(write_timeline, timeline, path.parent)
+                _write_timeline(recorded, device, mark_log, path.parent)
         finally:
             history.stop()
         return {}
@@ -277,3 +270,13 @@ def history_watch(
         result=facts,
         stop=history.stop,
     )
+
+
+def _write_timeline(
+    recorded: Any, device: torch.device, mark_log: MarkLog, folder: Path
+) -> None:
+    """Write the memory timeline of ``device`` that the ``recorded`` history shows; an error is only reported."""
+    guard = Guard("the measured memory timeline", print_message, outcome="unknown")
+    timeline = guard.run(timeline_from_snapshot, recorded, device.index or 0, mark_log)
+    if timeline is not None:
+        guard.run(write_timeline, timeline, folder)

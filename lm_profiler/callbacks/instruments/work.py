@@ -353,8 +353,8 @@ def _forward_bytes(
     """Return the bytes that forward reads and writes; None if they are unknown.
 
     Args:
-        traffic: that of a step that ran; None without one.
-        traffic_on_shapes: that of a step that was rehearsed without data; None without one.
+        traffic: the traffic of a step that ran; None without such a step.
+        traffic_on_shapes: the traffic of a step that was rehearsed without data; None without such a step.
         batch_bytes: the bytes of all batches of a step; None if they are unknown.
     """
     known_traffic = traffic or traffic_on_shapes

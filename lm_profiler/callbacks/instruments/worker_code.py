@@ -157,11 +157,11 @@ class WorkerCode:
 
 def _message_of(rows: Sequence[PythonTime], dataset_id: int) -> bytes:
     """Return a line of JSON with the dataset and as many of the ``rows`` as a message may hold."""
-    kept: list[dict[str, Any]] = []
-    content = {"dataset": dataset_id, "rows": kept}
+    sent_rows: list[dict[str, Any]] = []
+    content = {"dataset": dataset_id, "rows": sent_rows}
     message = json.dumps(content).encode() + b"\n"
     for row in rows:
-        kept.append({**row.model_dump(exclude={"forward"}), "phase": _WORKERS})
+        sent_rows.append({**row.model_dump(exclude={"forward"}), "phase": _WORKERS})
         longer_message = json.dumps(content).encode() + b"\n"
         if len(longer_message) > _MOST_BYTES:
             break

@@ -85,7 +85,7 @@ def base_name(operator: Any) -> str:
 def changed_arguments(operator: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the tensors among the arguments that a call changes, according to the schema of ``operator``.
 
-    Of a sparse tensor they are those that hold its indices and elements.
+    In place of a sparse tensor, the dense tensors that hold its indices and elements are yielded.
     """
     # an argument may be passed by its position or by its name
     changed_positions, changed_names = _changed_by_schema(operator)

@@ -327,13 +327,13 @@ def _lengths(sequences: Tensor) -> list[int]:
 def _recurrent_layer(
     x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any
 ) -> int:
-    """Count a recurrent layer: each element of the sequences ``x`` meets both weights once."""
+    """Count a recurrent layer: each element of the sequences ``x`` is multiplied with both weights once."""
     tokens = prod(x.shape[:-1])
     return 2 * tokens * (w_input.numel() + w_hidden.numel())
 
 
 def _recurrent_layers(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """Count several recurrent layers: each element of the sequences ``x`` meets all matrices once."""
+    """Count several recurrent layers: each element of the sequences ``x`` is multiplied with all matrices once."""
     tokens = prod(x.shape[:-1])
     matrix_elements = 0
     for weight in weights:

@@ -130,7 +130,7 @@ def _lengths(name: str, tensor: Tensor, ends: Tensor | None) -> list[int]:
 
 
 def _window_limits(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return how many keys a query meets on the left and on the right of its own position; None means all."""
+    """Return how many keys on the left and on the right of its own position a query may attend to; None means all."""
     left_keys = arguments.get("window_size_left")
     right_keys = arguments.get("window_size_right")
     if arguments.get("window_size") is not None:
@@ -274,7 +274,7 @@ def _formulas_of_attention(function: Any) -> FunctionFormulas:
 
 
 def _formulas_of_experts(function: Any) -> FunctionFormulas:
-    """Return the formulas of Liger's mixture of experts: each token meets the weights of each of its experts."""
+    """Return the formulas of Liger's mixture of experts: each token is multiplied with the weights of its experts."""
 
     def forward(
         x: Tensor,

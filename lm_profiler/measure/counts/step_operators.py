@@ -466,7 +466,7 @@ class StepOperators:
         return csr_share(call, self._trials)
 
     def _causal_mask(self, name: str, inputs: Sequence[Tensor]) -> CausalMask | None:
-        """Return the mask of a call if that is fused attention with a causal one; None for other calls."""
+        """Return the mask of a call of fused attention if it is causal; None for other masks and calls."""
         mask = mask_of_attention(name, inputs)
         if mask is None:
             return None
@@ -496,7 +496,7 @@ class StepOperators:
         )
 
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
-        """Record the call that takes ``slices`` of ``whole``; their gradient is as large as that."""
+        """Record the call that takes ``slices`` of ``whole``; their gradient is as large as ``whole``."""
         forward = self._forward_call()
         self._note_autograd_node()
         self._step.calls.append(
@@ -732,7 +732,8 @@ def _multiplies_by_zero(name: str, args: Sequence[Any]) -> bool:
 def _indexed_row_elements(name: str, args: Sequence[Any]) -> int:
     """Return how many elements a row has that ``x[index]`` copies on the CPU; 0 for other calls.
 
-    ``index_select`` can replace it if the index is one vector of integers; a row are the elements behind its dimension.
+    ``index_select`` can replace it if the index is one vector of integers. A row is the elements behind the indexed
+    dimension.
     """
     if name != "aten::index" or args[0].device.type != "cpu":
         return 0

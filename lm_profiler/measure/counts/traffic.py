@@ -180,7 +180,8 @@ class ForwardTraffic:
             if is_read and name not in _SHAPES_ALONE:
                 outer_inputs.append(tensor)
         for tensor in outer_inputs:
-            rows_bytes = None  # if an operator reads only some rows of its first input
+            # known if the operator reads only some rows of its first input
+            rows_bytes = None
             if tensor is inputs[0]:
                 rows_bytes = _rows_bytes(name, inputs, results)
             self._reads.add(tensor, rows_bytes)

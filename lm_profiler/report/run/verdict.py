@@ -88,7 +88,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def _binding_text(verdict: Verdict) -> str:
-    """Return what limits the run, with the evidence."""
+    """Return what limits the run, with the evidence: the verdict's facts in the sentence for its reason."""
     bound = _binding_words(verdict)
     if verdict.because is None:  # a record of version 0.2
         if not verdict.certain:
@@ -174,7 +174,7 @@ def _costliest_module_text(record: RunRecord) -> str:
     """
     if record.waterfall is None:
         return ""
-    # by module, then by operator; an operator outside of modules is its own place
+    # the seconds of each operator, by the module that calls it, or by the operator itself outside of modules
     seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(
         lambda: defaultdict(float)
     )
@@ -185,15 +185,18 @@ def _costliest_module_text(record: RunRecord) -> str:
                 seconds[contributor.module or operator][operator] += contributor.seconds
     if not seconds:
         return ""
-    place = max(seconds, key=lambda place: sum(seconds[place].values()))
-    share = sum(seconds[place].values()) / record.waterfall.step_s
+    totals_s = {caller: sum(times.values()) for caller, times in seconds.items()}
+    costliest = max(totals_s, key=totals_s.__getitem__)
+    share = totals_s[costliest] / record.waterfall.step_s
     if share < _WORTH_A_LOOK:
         return ""
-    longest_operator = max(seconds[place], key=seconds[place].__getitem__)
+    longest_operator = max(seconds[costliest], key=seconds[costliest].__getitem__)
     operator_text = ""
-    if longest_operator != place:
+    if longest_operator != costliest:
         operator_text = f", mostly in {longest_operator}"
-    return f" Look first at {place}: it takes {share:.0%} of the step{operator_text}."
+    return (
+        f" Look first at {costliest}: it takes {share:.0%} of the step{operator_text}."
+    )
 
 
 def _operator_text(what: str) -> str:
