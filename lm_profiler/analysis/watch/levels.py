@@ -80,7 +80,7 @@ _LEAST_COST_S = 0.05
 _MOST_COST_S = 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
 # numbers of blocks after a change at which its size is estimated again
-_BLOCKS_AT_CORRECTION = (5, 10, 25, 100)
+_BLOCKS_AT_CORRECTION = (5, 10, 25, 50, 100, 200, 400)
 # After so many new blocks, and after the last block of a call, a change is searched for. The search costs the watch's
 # thread more than all else that it does with a block.
 _BLOCKS_PER_SEARCH = 5
@@ -594,8 +594,8 @@ class LevelFollower:
     ) -> None:
         """Set the level after ``change`` to ``level_s``, or after a drift to the level that it has reached.
 
-        A change that is now negligible is withdrawn. Others are reported again if their size differs clearly from the
-        reported one; a drift also at the end of the run, with its final size.
+        A change that is now negligible is withdrawn. A drift is reported again if its size differs clearly from the
+        reported one. Others are always reported again: the speed of the machine since the change may be another one.
         """
         is_drift = change.course == "drift"
         change.after_s = self._end_of_drift(change) if is_drift else level_s
@@ -605,8 +605,7 @@ class LevelFollower:
                 # the level before the change still lasts
                 self._level_begin = self._index_of(change.before_since_step)
             return
-        is_final_size_of_drift = run_is_over and is_drift
-        if change.is_corrected or is_final_size_of_drift:
+        if change.is_corrected or run_is_over or not is_drift:
             self._reported.report(change)
 
     # -- a level that wanders ------------------------------------------------------------------------------------------

@@ -105,6 +105,8 @@ class MachineSpeed:
         self._seconds: Seconds = np.empty((0, len(TIMED)))  # their seconds
         # for each of the last blocks, the logarithm of the factor by which the machine was slower than usual
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
+        # the first step of each of these blocks
+        self._first_steps: deque[int] = deque(maxlen=_BLOCKS_REMEMBERED)
         # the ``_median_speed_change`` of these
         self._usual_change = math.inf
         self._follower = LevelFollower(self._is_worth_reporting)
@@ -116,6 +118,17 @@ class MachineSpeed:
         if step_s is None:
             return 1.0
         return step_s / self.usual_step_s
+
+    def mean_slowness(self, first_step: int, last_step: int) -> float:
+        """Return the mean ``slowness`` from ``first_step`` to ``last_step``; that of now if these are not remembered.
+
+        The first block in this range may also hold steps from before it, so the mean begins with the block after it.
+        """
+        first_steps = np.array(self._first_steps)
+        is_in_range = (first_steps >= first_step) & (first_steps <= last_step)
+        if not is_in_range.any():
+            return self.slowness
+        return float(np.exp(np.array(self._slowness_logs)[is_in_range]).mean())
 
     @property
     def smallest_program_change(self) -> float:
@@ -211,6 +224,7 @@ class MachineSpeed:
             slowness_logs: (blocks,) the logarithm of the factor by which the machine was slower than usual.
         """
         self._slowness_logs.extend(slowness_logs.tolist())
+        self._first_steps.extend(steps[::BLOCK].tolist())
         self._usual_change = self._median_speed_change()
         # (steps,) the imaginary steps
         step_s = self.usual_step_s * np.exp(np.repeat(slowness_logs, BLOCK))

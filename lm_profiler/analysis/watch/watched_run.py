@@ -112,7 +112,7 @@ class WatchedRun:
     # The keys of the next dictionaries are the id() of changes of level:
     # step and time of a change's event, which identify the event
     _names: dict[int, dict[str, Any]] = field(default_factory=dict)
-    # the factor by which a change's levels are multiplied in its event
+    # the factor by which the levels of a change of the machine's speed are multiplied in its event
     _scales: dict[int, float] = field(default_factory=dict)
     # its cause, and the seconds that this explains
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
@@ -418,9 +418,15 @@ class WatchedRun:
     def _level_event(self, change: LevelChange) -> WatchEvent:
         """Return the event of a change of the program's level.
 
-        The program's levels are at the machine's usual speed. The event has them at its present speed.
+        The program's levels are at the machine's usual speed. The event has both of them at the mean speed since the
+        change: how long steps have taken since then, and how long they would have taken without the change. A drift
+        has them at the present speed.
         """
-        event = self._change_event(change, scale=self._machine.slowness)
+        scale = self._machine.slowness
+        if change.course != "drift":
+            last_step = change.until_step or self.steps
+            scale = self._machine.mean_slowness(change.since_step, last_step)
+        event = self._change_event(change, scale)
         return event.model_copy(update={"part": change.part})
 
     def _machine_event(self, change: LevelChange) -> WatchEvent:
@@ -431,6 +437,9 @@ class WatchedRun:
         """
         present_step_s = self.levels.level_s or self._machine.usual_step_s
         scale = present_step_s / self._machine.usual_step_s
+        if change.course != "drift":
+            # later corrections of the event keep its first scale
+            scale = self._scales.setdefault(id(change), scale)
         event = self._change_event(change, scale)
         return event.model_copy(update={"in_all_parts": True})
 
@@ -439,9 +448,6 @@ class WatchedRun:
         identity = self._event_identity(
             change, change.found_step, self._end_time_s(change.found_step)
         )
-        if change.course != "drift":
-            # later corrections of the event keep its first scale
-            scale = self._scales.setdefault(id(change), scale)
         cause, cause_s = self._cause_of_level(change)
         return WatchEvent(
             **identity,

@@ -87,6 +87,20 @@ def test_a_growing_part_is_one_drift_with_its_size(lasts: float, seed: int) -> N
     assert sum(change_s(event) for event in grown) == pytest.approx(0.4 * STEP_S * usual_speed, rel=0.15)
 
 
+@pytest.mark.parametrize("speed_at_change, speed_later", [(0.7, 1.3), (1.2, 0.95)])
+def test_both_times_of_a_change_are_at_the_mean_speed_since_then(speed_at_change: float, speed_later: float) -> None:
+    """The machine is unusually fast or slow just around the change."""
+    speed = np.ones(STEPS)
+    speed[4_600:5_200] = speed_at_change
+    speed[5_200:] = speed_later
+    added_s = np.where(np.arange(STEPS) >= 5_000, 0.5 * STEP_S, 0.0)
+    changes = not_of_machine(level_events(step_seconds(0, speed, forward=added_s)))
+    (change,) = [event for event in changes if event.part == "forward"]
+    mean_speed = float(speed[5_000:].mean())
+    assert change.now == pytest.approx(1.5 * STEP_S * mean_speed, rel=0.05)
+    assert change_s(change) == pytest.approx(0.5 * STEP_S * mean_speed, rel=0.1)
+
+
 def unequal_steps(seed: int, growth: Seconds | float = 1.0) -> Seconds:
     """Return steps on a machine that becomes faster by 40 % and wanders, and that not all parts follow alike.
 
