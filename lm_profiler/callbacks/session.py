@@ -472,7 +472,7 @@ class Session:
     def _read_step(
         self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool
     ) -> None:
-        """Make the row of a step from its ``marks``, and pass the marks to what needs those of all stages."""
+        """Make the row of a step of any stage from its ``marks``, and pass the marks to what else needs them."""
         step, stage, tokens, peaks = unread
         ranks = self.instruments.ranks
         if ranks is not None and is_device_alive:
@@ -511,9 +511,9 @@ class Session:
         away_ns: Sequence[tuple[int, int]],
         is_device_alive: bool,
     ) -> None:
-        """Pass the ``marks`` of a measured step to what needs only these, and add the gap before it.
+        """Pass the ``marks`` of a measured step to the instruments of measured steps, and add the gap before the step.
 
-        ``away_ns`` has the begin and the end of each time in which the loop left the step; these count as gaps, too.
+        ``away_ns`` has the begin and the end of each time in which the loop left the step, which counts as a gap, too.
         """
         begin_ns, end_ns = marks.host_ns[0], marks.host_ns[-1]
         self.instruments.counters.reader.note_instants(step, begin_ns, end_ns)

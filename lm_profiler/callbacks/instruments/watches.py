@@ -100,58 +100,42 @@ def watches_of(
 
 def _recompilations_watch() -> Watch:
     """Return the watch that counts the compilations by torch.compile during the measured steps."""
-
-    def facts(count_before: int) -> Mapping[str, Any]:
-        return {"recompilations": recompilations() - count_before}
-
     return Watch(
         name="recompilations",
         stage="measure",
         start=lambda: recompilations(),
-        result=facts,
+        result=lambda before: {"recompilations": recompilations() - before},
     )
 
 
 def _warmup_compile_watch() -> Watch:
     """Return the watch of the seconds that torch.compile takes during warm-up."""
-
-    def facts(began_s: float) -> Mapping[str, Any]:
-        return {"warmup_compile_s": seconds_compiling(began_s)}
-
     return Watch(
         name="compilation in warm-up",
         stage="warmup",
         start=time.time,
-        result=facts,
+        result=lambda began_s: {"warmup_compile_s": seconds_compiling(began_s)},
     )
 
 
 def _syncs_watch(detector: SyncDetector) -> Watch:
     """Return the watch of the lines that make the host wait for the device, in the ``memory`` stage."""
-
-    def facts(_: object) -> Mapping[str, Any]:
-        return {"syncs": detector.end()}
-
     return Watch(
         name="waits for the device",
         stage="memory",
         start=detector.begin,
-        result=facts,
+        result=lambda _: {"syncs": detector.end()},
         stop=detector.end,
     )
 
 
 def _telemetry_watch(sampler: TelemetrySampler) -> Watch:
     """Return the watch of the GPU's clock, power and temperature during the measured steps."""
-
-    def facts(_: object) -> Mapping[str, Any]:
-        return {"telemetry": sampler.stop()}
-
     return Watch(
         name="telemetry",
         stage="measure",
         start=sampler.start,
-        result=facts,
+        result=lambda _: {"telemetry": sampler.stop()},
         stop=sampler.stop,
     )
 

@@ -737,9 +737,9 @@ def _kind_of_pass(caller: int) -> str:
     is_in_backward = GRAPH_TASK.find()() != _NO_GRAPH_TASK
     if not is_in_backward:
         return "forward"
-    engine, is_checkpointed = _engine_and_checkpoint_frames()
+    engine, is_checkpointed = _engine_and_checkpoint(sys._getframe())
     if engine is None:  # a thread of autograd's own
-        engine = _engine_in(sys._current_frames()[caller])
+        engine, _ = _engine_and_checkpoint(sys._current_frames()[caller])
     will_be_differentiated = engine is not None and engine.f_locals["create_graph"]
     has_unexpected_gradients = torch.is_grad_enabled() and not will_be_differentiated
     if is_checkpointed or has_unexpected_gradients:
@@ -747,23 +747,18 @@ def _kind_of_pass(caller: int) -> str:
     return "backward"
 
 
-def _engine_and_checkpoint_frames() -> tuple[FrameType | None, bool]:
-    """Return the frame in which this thread called autograd's engine, and whether a checkpoint runs inside of it."""
+def _engine_and_checkpoint(innermost: FrameType) -> tuple[FrameType | None, bool]:
+    """Return the frame that called autograd's engine, and whether a checkpoint runs inside of it.
+
+    The search goes from ``innermost`` outwards; the frame is None if there is none.
+    """
     is_checkpointed = False
-    for frame, _ in walk_stack(sys._getframe(1)):
+    for frame, _ in walk_stack(innermost):
         if frame.f_code in _AUTOGRAD_ENTRY_CODES:
             return frame, is_checkpointed
         if frame.f_code.co_filename == checkpoint.__file__:
             is_checkpointed = True
     return None, is_checkpointed
-
-
-def _engine_in(innermost: FrameType) -> FrameType | None:
-    """Return the frame that called autograd's engine, from ``innermost`` outwards; None if there is none."""
-    for frame, _ in walk_stack(innermost):
-        if frame.f_code in _AUTOGRAD_ENTRY_CODES:
-            return frame
-    return None
 
 
 # the parts of a step whose FLOPs count

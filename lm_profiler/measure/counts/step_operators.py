@@ -544,7 +544,10 @@ class StepOperators:
         return self._step.forward_by_node.get(int(NODE_NUMBER.get(node)()))
 
     def _note_autograd_node(self) -> None:
-        """Note which autograd node the call has made that is recorded next; with create_graph, backward makes some."""
+        """Note that the call that is recorded next has made the newest autograd node.
+
+        With create_graph, backward makes nodes, too.
+        """
         last_node_number = NEXT_NODE_NUMBER.find()() - 1
         is_of_forward = BACKWARD_NODE.find()() is None
         was_made_in_backward = last_node_number > self._step.last_forward_node

@@ -17,6 +17,8 @@ from lm_profiler.record.trace_answer import (
 from lm_profiler.report.tables.table import Table, text_table
 
 _LARGEST = 15
+# the titles of the columns after the names, as ``_difference_rows`` has them
+_TITLES = ("change", "A ms", "B ms", "difference", "A calls", "B calls")
 
 
 def comparison_tables(comparison: TraceComparison) -> list[Table]:
@@ -43,19 +45,13 @@ def comparison_tables(comparison: TraceComparison) -> list[Table]:
             "",
         ]
     )
-    kinds_titles = [
-        "kind",
-        "change",
-        "A ms",
-        "B ms",
-        "difference",
-        "A calls",
-        "B calls",
-    ]
     return [
         Table(above=lines),
         text_table(
-            kinds_titles, kinds, left=2, title="by kind; the rows add up to the step"
+            ["kind", *_TITLES],
+            kinds,
+            left=2,
+            title="by kind; the rows add up to the step",
         ),
         _differences_table("operator", comparison.operators, has_module=True),
         _differences_table("kernel", comparison.kernels, has_module=False),
@@ -71,7 +67,7 @@ def _differences_table(
     noun: str, differences: Sequence[TimeDifference], has_module: bool
 ) -> Table:
     """Return a table of the largest differences; the line below has the sum of the others."""
-    titles = [noun, "change", "A ms", "B ms", "difference", "A calls", "B calls"]
+    titles = [noun, *_TITLES]
     if has_module:
         titles.insert(1, "module")
     hidden = differences[_LARGEST:]
