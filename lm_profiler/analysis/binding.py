@@ -42,6 +42,7 @@ _LEAST_UTILISATION_OF_CPU = 0.10
 _KEEPS_UP = 0.98  # if host time is at least this share of device time, launching may be the limit
 # findings about the program's own code
 _CODE_FINDINGS = (
+    "slow_call",
     "threads",
     "sleep",
     "python",
@@ -293,9 +294,13 @@ def _check_program_code(run: RunFacts) -> Verdict | None:
     for finding in run.record.findings:
         is_about_code = finding.name in _CODE_FINDINGS
         if is_about_code and not finding.may and finding.share >= REMAINDER:
+            share = finding.share
+            if finding.name == "owner" and finding.phase == "other":
+                # The sentence is about all code outside the phases, of which the finding may name a part.
+                share = run.share("other")
             return Verdict(
                 bound_by="program code",
-                share=finding.share,
+                share=share,
                 because=f"program code: {finding.name}",
             )
     return None

@@ -16,7 +16,10 @@ from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import (
     Contention,
     Flops,
+    OtherByOwner,
+    OuterCall,
     OutsideSteps,
+    OwnedTime,
     RunRecord,
     Utilisation,
     Verdict,
@@ -96,6 +99,20 @@ def test_work_that_reaches_little_is_bound_by_nothing_that_is_known(used: float 
     found = verdict_of(utilisation=None if used is None else utilised(used))
     assert found.bound_by is None
     assert found.because == ("unknown" if used is None else "small operators")
+
+
+def test_the_code_outside_the_phases_takes_what_the_table_shows() -> None:
+    """A finding about a part of it saves less."""
+    gap = OwnedTime(owner="", action="after optimizer.step()", seconds=0.056, calls=1.0, in_steps=3)
+    call = OuterCall(outer_function="draw", file="net.py", line=12, seconds=0.054, loop_file="net.py", loop_line=50)
+    found = verdict_of(
+        ms={"other": 60.0},
+        other_by_owner=OtherByOwner(steps=3, seconds=0.056, actions=[gap]),
+        outer_calls=[call],
+        loop="own",
+    )
+    assert found.because == "program code: owner"
+    assert found.share == pytest.approx(60.0 / 158.0, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -859,10 +859,15 @@ def test_without_a_main_function_the_costliest_line_is_named() -> None:
     assert "the costliest line is in Memory.push" in remedy_of(found, record)
 
 
-def test_the_limit_of_a_measured_wait_is_close_to_its_mean() -> None:
-    """The remedy of a slow loader gained at most 9 % more than the mean wait, in 28 programs of others."""
-    found = found_in(record_with({"data": 60.0}, settings=Settings(num_workers=0, cores=2)), "input")
-    assert 1.09 * 0.060 <= found.high_s <= 1.2 * 0.060
+@pytest.mark.parametrize("noise", [0.01, 0.5])
+def test_the_limit_of_a_measured_wait_is_close_to_its_mean(noise: float) -> None:
+    """The remedy of a slow loader gained at most 9 % more than the mean wait, in 28 programs of others.
+
+    If steps differ, the mean wait is uncertain, but not its share of the step.
+    """
+    record = record_with({"data": 60.0}, settings=Settings(num_workers=0, cores=2), noise=noise)
+    found = found_in(record, "input")
+    assert 1.09 <= found.high_s / found.saves_s <= 1.13
 
 
 def test_what_has_to_be_tried_stands_behind_facts_of_like_size() -> None:
@@ -1410,7 +1415,11 @@ def test_a_traced_repetition_has_the_line_of_which_the_data_flow_shows_most(trac
     record = record_with(
         HALVES, waterfall=with_needless(("repeated_forward", "forward", traced_s)), **needless("repeated")
     )
-    assert (found_in(record, "repeated_forward").line == 12) == is_named
+    found = found_in(record, "repeated_forward")
+    assert (found.line == 12) == is_named
+    # The data flow shows 37.5 ms, which may be half as much again. In a real program the trace showed 16 ms, the data
+    # flow 20 ms, and the remedy saved 30 ms.
+    assert found.high_s >= 1.49 * 0.0375
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class SlowCall:
     grows: bool = False  # whether the result replaces an argument
     # whether it calls functions of the program, whose time is then its own
     calls_program: bool = False
+    # whether most of its time is that of Python code, which runs slower while it is followed
+    is_python: bool = False
     # whether it runs Python code of torch, which elsewhere in its line may be the model
     runs_torch: bool = False
 
@@ -109,12 +111,14 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         ("numpy.vectorize.__call__",),
         "it calls a Python function for each element. Compute with whole arrays.",
         calls_program=True,
+        is_python=True,
     ),
     SlowCall(
         "np.apply_along_axis",
         ("numpy.apply_along_axis",),
         "it calls a Python function for each row. Compute with whole arrays, such as x.mean(axis=1).",
         calls_program=True,
+        is_python=True,
     ),
     SlowCall(
         "a tensor made of a list of arrays",
@@ -150,6 +154,7 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         "DataFrame.iterrows",
         ("pandas.DataFrame.iterrows",),
         "it makes a Series of each row. Convert the columns to arrays or tensors once, before training.",
+        is_python=True,
     ),
     SlowCall(
         "DataFrame.apply with axis=1",
@@ -157,12 +162,14 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         "it makes a Series of each row and calls a Python function. Compute with whole columns.",
         Argument("axis", 1, value=1),
         calls_program=True,
+        is_python=True,
     ),
     SlowCall(
         "rows of a DataFrame by iloc or loc",
         ("pandas.DataFrame.iloc", "pandas.DataFrame.loc", "pandas.Series.iloc", "pandas.Series.loc"),
         "each access takes microseconds and may make a Series. Convert the columns to arrays or tensors once, before "
         "training.",
+        is_python=True,
     ),
     SlowCall(
         "json.loads",
@@ -184,6 +191,7 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         ("copy.deepcopy",),
         "it copies object by object. Copy tensors by clone(); update a copy of a model that is made once by "
         "torch._foreach_copy_ or load_state_dict.",
+        is_python=True,
         runs_torch=True,
     ),
     SlowCall(

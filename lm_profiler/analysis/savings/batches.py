@@ -46,10 +46,6 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
     if costs.settings.num_workers is None and _is_thread_busy(costs):
         facts["made_in_thread"] = 1.0
     fields["facts"] = facts
-    # Only if all of the wait can be saved, its interval is that of the saving.
-    if saves_s == data.mean:
-        fields["low_s"] = data.mean_low
-        fields["high_s"] = data.mean_high
 
     median_is_small = (data.median or 0.0) < WORTH * costs.step_s
     is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s

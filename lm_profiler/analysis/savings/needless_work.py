@@ -71,6 +71,14 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
     for work in _traced_works(costs):
         if work.kind not in kinds_of_data_flow:
             by_place[work.kind, work.what].append(work)
+    longest_repetition_s = max(
+        (
+            work.seconds
+            for work in _traced_works(costs)
+            if work.kind in _TRACED_KINDS["repeated"]
+        ),
+        default=0.0,
+    )
     for (kind, module), works in by_place.items():
         passes = _number_of_passes(works)
         only_evaluates = kind == "repeated_forward" and _first_pass_evaluates(
@@ -85,15 +93,33 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
         if only_evaluates and evaluation_s > 0.0:
             saves_s = min(saves_s, evaluation_s)
         longest = max(saved_works, key=lambda work: work.seconds)
+        high_s = saves_s
+        is_longest = longest.seconds == longest_repetition_s
+        if is_longest and not only_evaluates:
+            high_s = max(high_s, _limit_of_repetition_s(costs))
         yield costs.finding(
             cast(FindingName, kind),
             saves_s,
+            high_s=high_s,
             may=True,
             phase=longest.phase,
             what=module,
             facts={"passes": passes},
             **_line_of_repetition(costs, works),
         )
+
+
+def _limit_of_repetition_s(costs: StepCosts) -> float:
+    """Return the most seconds that the operators take which the data flow shows as repeated; 0 if it shows none.
+
+    It follows all operators, sums of gradients included; the trace only follows the code of modules.
+    """
+    limit_s = 0.0
+    for operators in costs.record.needless_operators:
+        if operators.reason == "repeated":
+            tolerance = costs.tolerance_of("repeated")
+            limit_s = max(limit_s, (1.0 + tolerance) * _needless_s(costs, operators))
+    return limit_s
 
 
 def _line_of_repetition(costs: StepCosts, works: list[NeedlessWork]) -> dict[str, Any]:

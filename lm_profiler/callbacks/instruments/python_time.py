@@ -411,9 +411,6 @@ class PythonTimes:
         slow_call = self._slow_lines.call_of(owner)
         if slow_call is not None:
             self._slow_calls.setdefault(line, slow_call)
-            if activity == _PYTHON and not slow_call.calls_program:
-                # a compiled function that Python does not report, such as np.random.choice
-                activity = _BUILTIN
         loop_line = None
         if phase == OTHER and self._loop_line is not None:
             loop_line = line if owner is self._loop_frame else self._loop_line
@@ -596,6 +593,8 @@ class PythonTimes:
         """Return the seconds of ``followed`` without the cost of following."""
         extra_cost_ns = correction.event_ns * followed.intervals
         own_ns = self._cost.own_ns(followed, activity) - extra_cost_ns
+        if _is_slowed_down(activity):
+            own_ns *= correction.scale_of_python
         return correction.scale * own_ns * 1e-9
 
     def outer_calls(
@@ -660,7 +659,11 @@ class PythonTimes:
             if place.activity in _LIBRARY_OF_TORCH and not slow_call.runs_torch:
                 continue
             correction = corrections.get(place.phase, _NO_CORRECTION)
-            own_s = self._own_s(followed, place.activity, correction)
+            activity = place.activity
+            if _is_slowed_down(activity) and not slow_call.is_python:
+                # most of the time is that of compiled code
+                activity = _BUILTIN
+            own_s = self._own_s(followed, activity, correction)
             seconds[place.phase, place.line] += max(own_s, 0.0)
             calls[place.phase, place.line] += followed.calls
         rows = []
@@ -703,12 +706,17 @@ class PythonTimes:
         of a phase's lines add up to that:
 
             corrected time = scale * (time without the calibrated cost - event_ns * events)
+
+        Python's own code has a factor ``scale_of_python`` in addition.
         """
         followed_ns: defaultdict[int, float] = defaultdict(float)
+        python_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
         for place, followed in self._followed.items():
             own_ran_ns = self._cost.own_ran_ns(followed, place.activity)
             followed_ns[place.phase] += max(own_ran_ns, 0.0)
+            if _is_slowed_down(place.activity):
+                python_ns[place.phase] += max(own_ran_ns, 0.0)
             intervals[place.phase] += followed.intervals
 
         corrections = {}
@@ -725,6 +733,16 @@ class PythonTimes:
                 # Following ended within this phase, so its lines have only a part of its time: scale it to the whole.
                 corrections[phase] = _Correction(
                     event_ns=0.0, scale=undisturbed_ns / phase_followed_ns
+                )
+            elif python_ns[phase] > 0.0:
+                # What seems to be Python's own code may be a compiled function whose call Python does not report, such
+                # as an operator on arrays. Following does not slow it down.
+                missing_ns = undisturbed_ns - phase_followed_ns
+                factor = 1.0 + missing_ns / python_ns[phase]
+                corrections[phase] = _Correction(
+                    event_ns=0.0,
+                    scale=1.0,
+                    scale_of_python=min(factor, self._cost.slower),
                 )
         return corrections
 
@@ -749,6 +767,7 @@ class _Correction(NamedTuple):
 
     event_ns: float  # the cost of an event beyond the calibrated cost
     scale: float  # the factor for the time that is left without that cost
+    scale_of_python: float = 1.0  # a further factor for Python's own code
 
 
 _NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
@@ -806,13 +825,16 @@ class FollowingCost:
     def own_ran_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return how long the thread ran in a line, without the cost of following."""
         own_ns = followed.ran_ns - self.event_ran_ns * followed.intervals
-        if _is_named_c_function(activity) or activity in _C_ACTIVITIES:
-            return own_ns
-        return own_ns / self.slower
+        return own_ns / self.slower if _is_slowed_down(activity) else own_ns
 
 
 # activities that run C code, beside C functions by their names
 _C_ACTIVITIES = (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
+
+
+def _is_slowed_down(activity: str) -> bool:
+    """Return whether ``activity`` is Python code, which runs slower while it is followed."""
+    return not _may_wait(activity) and activity not in _C_ACTIVITIES
 
 
 def _may_wait(activity: str) -> bool:

@@ -51,6 +51,7 @@ _EVIDENCE = {
     "program code: sleep": "{share} of the step is spent waiting without computing (sleep, I/O or a lock)",
     "program code: threads": "{share} of the step is spent waiting for Python's lock, which another thread holds",
     "program code: python": "{share} of the step is spent in the program's own Python code, outside of torch",
+    "program code: slow_call": "{share} of the step is spent in calls of libraries that are slow in a known way",
     "program code: owner": "{share} of the step is spent in code outside the phases",
     "program code: logging": "{share} of the step is spent on logging",
     "program code: garbage": "{share} of the step is spent on Python's garbage collection",

@@ -404,6 +404,22 @@ def test_lines_take_no_longer_than_the_phase_does_undisturbed() -> None:
     assert seconds_without_phases["Net.logs"] == pytest.approx(0.005 + 0.008, rel=0.01)
 
 
+@pytest.mark.parametrize("undisturbed_s, seconds", [(0.030, 0.010), (0.035, 0.015), (0.090, 0.020)])
+def test_what_following_does_not_slow_down_is_not_made_shorter(undisturbed_s: float, seconds: float) -> None:
+    """Python runs at half of its speed while it is followed, but a line of 20 ms may call a compiled function.
+
+    Beside 20 ms of operators, that is so if the phase takes longer than 30 ms when it is not followed.
+    """
+    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
+    times._cost = FollowingCost(slower=2.0)
+    line = _Place(FORWARD, ("net.py", 3, "Net.draws"), "python", None)
+    operators = _Place(FORWARD, ("net.py", 9, "Net.forward"), "torch", None)
+    for place in (line, operators):
+        times._followed[place] = FollowedTime(20_000_000, 20_000_000, 1, 1)
+    found = {row.function: row.seconds for row in times.shares({"forward": undisturbed_s})}
+    assert found == pytest.approx({"Net.draws": seconds, "Net.forward": 0.020})
+
+
 def test_an_operator_that_a_builtin_calls_is_torch() -> None:
     def ranks() -> None:
         sorted([3.0, 1.0, 2.0])
