@@ -29,13 +29,45 @@ _MOST_LINES = 10_000  # lines of each file that wait in memory while the disk is
 
 
 @dataclass(eq=False)
+class _OpenWindow:
+    """The steps of a window that is not complete."""
+
+    first_step: int
+    began_s: float  # the time at which the window began, in seconds since 1970
+    # (n, TIMED) of each call of ``add_to_window``
+    seconds: list[NDArray[np.float64]] = field(default_factory=list)
+    # the memory that was held between steps, and the peaks, as far as they are known
+    held_bytes: list[int] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return sum(len(seconds) for seconds in self.seconds)
+
+    def summary(self) -> WatchWindow:
+        """Return the window with a sketch of each part that took time."""
+        seconds = np.concatenate(self.seconds)
+        sketches = {}
+        for index, part in enumerate(TIMED):
+            if seconds[:, index].any():
+                sketches[part] = files.Sketch.from_seconds(seconds[:, index])
+        return WatchWindow(
+            first_step=self.first_step,
+            steps=len(seconds),
+            began_s=self.began_s,
+            seconds=sketches,
+            held_bytes=min(self.held_bytes, default=None),
+            peak_bytes=max(self.peak_bytes, default=None),
+        )
+
+
+@dataclass(eq=False)
 class WatchOutput:
     """Writes the files of one rank. Lines wait in memory while they cannot be written."""
 
     folder: Path  # the folder of the run
     rank: int
     report: Callable[[str], object]  # gets a note of a problem
-    window: WatchWindow | None = None  # steps since the last complete window
     timed_steps: int = 0
     # the sums of all timed steps, one element per part of ``TIMED``
     seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
@@ -43,6 +75,8 @@ class WatchOutput:
     _lines: dict[str, list[Part]] = field(
         default_factory=lambda: {EVENTS: [], WINDOWS: []}
     )
+    # steps since the last complete window; their sketches are computed only when they are written
+    _open_window: _OpenWindow | None = None
     _was_reported: bool = False  # whether a failed write was reported
 
     def add_events(self, events: Sequence[WatchEvent]) -> None:
@@ -64,17 +98,46 @@ class WatchOutput:
             partial(files.append_last_steps, path, rows, _LAST_STEPS_BYTES)
         )
 
-    def add_to_window(self, steps: WatchWindow) -> WatchWindow | None:
-        """Add ``steps`` to the current window; return the window if it is complete."""
-        self.window = steps if self.window is None else self.window.merge(steps)
-        if self.window.steps < _STEPS_OF_WINDOW:
+    def add_to_window(
+        self,
+        first_step: int,
+        began_s: float,
+        seconds: NDArray[np.float64],
+        held_bytes: int | None,
+        peak_bytes: int | None,
+    ) -> WatchWindow | None:
+        """Add steps with (n, TIMED) ``seconds`` to the current window; return the window if it is complete.
+
+        Args:
+            first_step: the number of the first of the steps.
+            began_s: when it began, in seconds since 1970.
+            seconds: the seconds of the parts, and last of the whole step.
+            held_bytes: the memory that is held after them.
+            peak_bytes: the peak of memory at their end.
+        """
+        if self._open_window is None:
+            self._open_window = _OpenWindow(first_step, began_s)
+        window = self._open_window
+        window.seconds.append(seconds)
+        if held_bytes is not None:
+            window.held_bytes.append(held_bytes)
+        if peak_bytes is not None:
+            window.peak_bytes.append(peak_bytes)
+        if window.steps < _STEPS_OF_WINDOW:
             return None
         return self.end_window()
+
+    @property
+    def window(self) -> WatchWindow | None:
+        """The steps since the last complete window; None if there are none."""
+        if self._open_window is None:
+            return None
+        return self._open_window.summary()
 
     def end_window(self) -> WatchWindow | None:
         """End the current window and return it, so that ``write_lines`` writes it; None if it has no steps."""
         window = self.window
-        self.window = None
+        self._open_window = None
         if window is not None:
             self._lines[WINDOWS].append(window)
         return window

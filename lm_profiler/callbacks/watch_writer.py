@@ -348,24 +348,18 @@ class WatchWriter:
     def _keep_steps(
         self, first_step: int, timed: TimedSteps, hand_over: HandOver
     ) -> None:
-        """Write the steps as rows, and summarize them in a window, which is written when it has a thousand steps."""
-        count = len(timed.begin_ns)
-        if count == 0:
+        """Write the steps as rows, and add them to a window, which is written when it has a thousand steps."""
+        if len(timed.begin_ns) == 0:
             return
         self.output.add_steps(first_step, timed.begin_ns, timed.seconds)
-        sketches = {}
-        for index, part in enumerate(TIMED):
-            if timed.seconds[:, index].any():
-                sketches[part] = files.Sketch.from_seconds(timed.seconds[:, index])
-        steps = WatchWindow(
+        window = self.output.add_to_window(
             first_step=first_step,
-            steps=count,
             began_s=self._seconds_since_1970(int(timed.begin_ns[0])),
-            seconds=sketches,
+            seconds=timed.seconds,
             held_bytes=hand_over.held_bytes,
             peak_bytes=hand_over.peak_bytes,
         )
-        self._keep_window_figures(self.output.add_to_window(steps))
+        self._keep_window_figures(window)
 
     def _keep_window_figures(self, window: WatchWindow | None) -> None:
         """Keep the figures of a complete window for the training thread, which sends them to the trackers."""

@@ -267,9 +267,14 @@ class _UsualParts:
     def __init__(self) -> None:
         # (PARTS,) logarithms of the usual seconds; empty until they are known
         self._logs: NDArray[np.float64] = np.empty(0)
+        # (PARTS,) which parts are long enough to show the machine's speed
+        self._are_large: NDArray[np.bool_] = np.empty(0, bool)
         self._blocks = 0  # number of blocks processed
         # (PARTS,) logarithms of the parts in each of the last blocks
         self._last_logs: deque[NDArray[np.float64]] = deque(maxlen=_BLOCKS_BEFORE + 1)
+        # (PARTS,) their median without the last block, which may hold steps from before and from after a change; None
+        # if they are too few
+        self._logs_before: NDArray[np.float64] | None = None
         self._responses = _Responses()
 
     @property
@@ -279,7 +284,7 @@ class _UsualParts:
     def estimate(self, blocks: Sequence[StepBlock]) -> None:
         """Estimate the usual times from the first ``blocks``."""
         logs = np.array([_logs_of_parts(block) for block in blocks])
-        self._logs = np.median(logs, axis=0)
+        self._set_logs(np.median(logs, axis=0))
 
     def may_change_with(self, block: StepBlock) -> bool:
         """Return whether the program may have changed all parts in ``block``; only the blocks after it show whether."""
@@ -298,7 +303,7 @@ class _UsualParts:
         """
         logs = _logs_of_parts(block)
         self._follow_change_of_all(logs, later)
-        self._responses.add(logs, self._are_large())
+        self._responses.add(logs, self._are_large)
         distances = logs - self._logs
         moves = self._moves_by_machine(distances)
         self._follow_program(distances - moves)
@@ -307,7 +312,7 @@ class _UsualParts:
     def _moves_by_machine(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (PARTS,) the share of the ``distances`` from the usual times that is due to the machine."""
         common_move = self._common_move(distances)
-        are_known = self._responses.are_known(self._are_large())
+        are_known = self._responses.are_known(self._are_large)
         weakest, usual, strongest = self._responses.ranges(are_known)
         # A part moves with the machine as far as its response allows: a wait for a disk, for example, not at all.
         least_moves = common_move * weakest
@@ -331,7 +336,7 @@ class _UsualParts:
         limited_moves = np.clip(program_moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
         # at first the mean of all blocks, later a mean in which old blocks count less and less
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
-        self._logs = self._logs + followed_share * limited_moves
+        self._set_logs(self._logs + followed_share * limited_moves)
 
     def _follow_change_of_all(
         self, logs: NDArray[np.float64], later: Sequence[StepBlock]
@@ -347,10 +352,14 @@ class _UsualParts:
         """
         moves = self._lasting_moves(logs, later)
         if moves is not None:
-            self._logs = self._logs + moves
+            self._set_logs(self._logs + moves)
             self._last_logs.clear()
             self._responses.forget_last()
         self._last_logs.append(logs)
+        logs_before = list(self._last_logs)[:-1]
+        self._logs_before = None
+        if len(logs_before) >= _FEWEST_BEFORE:
+            self._logs_before = np.median(logs_before, axis=0)
 
     def _lasting_moves(
         self, logs: NDArray[np.float64], later: Sequence[StepBlock]
@@ -382,11 +391,9 @@ class _UsualParts:
         These must have moved far beyond the others, in the same direction, and make up most of the change of the step.
         Otherwise, and if too few blocks are known, return None.
         """
-        # The last block may hold steps from before and from after a change.
-        logs_before = list(self._last_logs)[:-1]
-        if len(logs_before) < _FEWEST_BEFORE:
+        before = self._logs_before
+        if before is None:
             return None
-        before = np.median(logs_before, axis=0)
         moves: NDArray[np.float64] = logs - before
         common_move = self._common_move(moves)
         if abs(common_move) < _CHANGED_DISTANCE:
@@ -398,11 +405,10 @@ class _UsualParts:
             return None
         return moves
 
-    def _are_large(self) -> NDArray[np.bool_]:
-        """Return (PARTS,) which parts are long enough to show the machine's speed."""
-        usual_s = np.exp(self._logs)
-        are_large: NDArray[np.bool_] = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
-        return are_large
+    def _set_logs(self, logs: NDArray[np.float64]) -> None:
+        self._logs = logs
+        usual_s = np.exp(logs)
+        self._are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
 
     def _common_move(self, distances: NDArray[np.float64]) -> float:
         """Return how far most parts have moved in the same direction.
@@ -412,8 +418,8 @@ class _UsualParts:
         Args:
             distances: (PARTS,) the distance of each part from its usual time.
         """
-        are_large = self._are_large()
-        if are_large.sum() < _FEWEST_PARTS:
+        are_large = self._are_large
+        if np.count_nonzero(are_large) < _FEWEST_PARTS:
             return 0.0
         # Plain Python: for eight numbers it takes a tenth of NumPy's time.
         moves = sorted(distances[are_large].tolist())
