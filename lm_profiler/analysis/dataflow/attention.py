@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 
-from lm_profiler.analysis.dataflow.products import AS_LARGE, calls_as_large_as
+from lm_profiler.analysis.dataflow.products import (
+    LEAST_SHARE_OF_ELEMENTS,
+    calls_as_large_as,
+)
 from lm_profiler.record.operator_calls import StepCalls
 
 _FORWARD = "forward"
@@ -85,7 +88,7 @@ def _calls_since_product(step: StepCalls, softmax: int) -> list[int] | None:
 
     They scale or mask the scores, or change their type.
     """
-    least_elements = AS_LARGE * step.calls[softmax].elements
+    least_elements = LEAST_SHARE_OF_ELEMENTS * step.calls[softmax].elements
     found: set[int] = set()
     has_product = False
     unvisited = [softmax]

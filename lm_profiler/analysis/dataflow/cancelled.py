@@ -9,7 +9,7 @@ from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD = "forward"
 # A line computes only what is cancelled if at least this share of its time is spent on it.
-_NEARLY_ALL = 0.9
+_LEAST_CANCELLED_SHARE = 0.9
 
 
 def cancelled_calls(step: StepCalls) -> list[int]:
@@ -51,7 +51,7 @@ def line_of_cancelled(step: StepCalls, cancelled: Collection[int]) -> CodeLine |
     costliest: CodeLine | None = None
     # of lines with the same time, the first one is the outermost
     for line, line_s in cancelled_s.items():
-        is_only_for_it = line_s >= _NEARLY_ALL * seconds[line]
+        is_only_for_it = line_s >= _LEAST_CANCELLED_SHARE * seconds[line]
         is_costlier = costliest is None or line_s > cancelled_s[costliest]
         if is_only_for_it and is_costlier:
             costliest = line

@@ -22,7 +22,7 @@ _ACTIVATION_OF_STATE = "aten::tanh"
 # the share of the time of a layer's fused kernels that is saved if it gets whole sequences
 _SAVED_BY_WHOLE_SEQUENCES = 0.8
 # at least this share of a layer's calls must get the states of the call before unchanged
-_MOSTLY = 0.75
+_LEAST_UNCHANGED_SHARE = 0.75
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
@@ -130,7 +130,7 @@ def _could_be_whole_sequences(step: StepCalls, elements: Sequence[_Element]) -> 
     for earlier, later in pairwise(elements):
         if earlier.writes(step).issuperset(later.call.states):
             unchanged_states += 1
-    if unchanged_states < _MOSTLY * (len(elements) - 1):
+    if unchanged_states < _LEAST_UNCHANGED_SHARE * (len(elements) - 1):
         return False
 
     inputs_by_first_call: dict[int, int] = {}

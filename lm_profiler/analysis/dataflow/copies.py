@@ -12,7 +12,7 @@ _JOIN = "aten::cat"
 # operators that copy whole rows, some of them several times
 _ROW_COPIES = ("aten::index", "aten::index_select", "aten::gather", "aten::repeat")
 # The share of distinct rows among those that a layer receives; with more, a change is hardly worth it.
-_MOST_DISTINCT = 0.5
+_MOST_DISTINCT_SHARE = 0.5
 
 
 def copying_calls(step: StepCalls) -> Iterator[int]:
@@ -56,7 +56,7 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
             if elements == 0 or not gets_all_rows:
                 continue
             distinct_share = distinct[writer] / elements
-            if distinct_share <= _MOST_DISTINCT:
+            if distinct_share <= _MOST_DISTINCT_SHARE:
                 for related in step.with_backward(number):
                     shares[related] = 1.0 - distinct_share
     return shares

@@ -17,13 +17,13 @@ _FEWEST_PRODUCTS_WITH_WEIGHT = 8
 _FEWEST_INDEPENDENT = 8
 # a loop with a smaller share of the time of all operators is not analysed
 _LEAST_SHARE = 0.005
-_SMALL_SIZE = 1 << 10  # a call on fewer elements is only overhead
+_LEAST_ELEMENTS = 1 << 10  # a call on fewer elements is only overhead
 # add up the gradients of a weight that is used several times
 _SUMS = ("aten::add", "aten::add_")
 # A line is that of the loop if it leads to at least this share of the time of all looped calls, ...
-_MOST_OF_LOOPS = 0.5
+_LEAST_SHARE_OF_LOOPS = 0.5
 # ... and if at least this share of the time of all calls to which it leads is that of looped ones.
-_MOST_OF_LINE = 0.75
+_LEAST_LOOPED_SHARE = 0.75
 _FEW_ROWS = 4  # a product of so few rows spends its time on reading the weight
 
 # line, operator, elements of the largest result and of the largest tensor, sizes of a product: calls with the same key
@@ -115,8 +115,8 @@ def line_of_loops(step: StepCalls, looped: Collection[int]) -> CodeLine | None:
                 depths[line] = max(depth, depths.get(line, 0))
     lines: list[CodeLine] = []
     for line, line_s in looped_seconds.items():
-        has_most_of_loops = line_s >= _MOST_OF_LOOPS * looped_s
-        has_few_other_calls = line_s >= _MOST_OF_LINE * seconds[line]
+        has_most_of_loops = line_s >= _LEAST_SHARE_OF_LOOPS * looped_s
+        has_few_other_calls = line_s >= _LEAST_LOOPED_SHARE * seconds[line]
         if has_most_of_loops and has_few_other_calls:
             lines.append(line)
     if not lines:
@@ -154,7 +154,7 @@ def overhead_of_calling_s(step: StepCalls) -> float:
         is_operator = call.seconds > 0.0  # otherwise Python reads a tensor
         if call.phase == _FORWARD and is_operator:
             all_calls_s.append(call.seconds)
-            if call.size < _SMALL_SIZE:
+            if call.size < _LEAST_ELEMENTS:
                 small_calls_s.append(call.seconds)
     if small_calls_s:
         return statistics.median(small_calls_s)

@@ -15,7 +15,7 @@ from lm_profiler.record.operator_calls import (
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _FEWEST_PASSES = 2
 # at least this share of the calls of each pass must also be in the first pass
-_MOSTLY_EQUAL = 0.9
+_LEAST_EQUAL_SHARE = 0.9
 
 # the numbers of the calls of a forward pass of the model, in order
 _Pass = list[int]
@@ -91,7 +91,7 @@ def _are_equal(step: StepCalls, passes: Sequence[_Pass]) -> bool:
     for numbers in passes[1:]:
         common = first_calls & _counted_calls(step, numbers)
         longest = max(len(numbers), len(passes[0]))
-        if common.total() < _MOSTLY_EQUAL * longest:
+        if common.total() < _LEAST_EQUAL_SHARE * longest:
             return False
     return True
 

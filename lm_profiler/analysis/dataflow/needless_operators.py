@@ -74,7 +74,7 @@ _FACTORIZING = (
 # Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
 # the reasons that are about small calls
-_OF_SMALL_CALLS = (
+_REASONS_ABOUT_SMALL_CALLS = (
     "accumulated",
     "looped",
     "cells",
@@ -88,7 +88,7 @@ _LEAST_SHARE_OF_LAYOUT = 0.2
 # The least share of the time of a convolution and its backward pass that a linear layer must save: the trials that show
 # it are short.
 _LEAST_SHARE_OF_CONVOLUTION = 0.25
-_SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
+_SAVED_BY_FLOAT32 = 0.5  # the share of the time in float64 that float32 saves
 
 
 def needless_operators(
@@ -108,7 +108,8 @@ def needless_operators(
         new_shares = {}
         for number, share in shares.items():
             is_large = (
-                reason in _OF_SMALL_CALLS or step.calls[number].size >= _LEAST_SIZE
+                reason in _REASONS_ABOUT_SMALL_CALLS
+                or step.calls[number].size >= _LEAST_SIZE
             )
             is_new = reason in OVERLAPPING_REASONS or number not in counted_calls
             if is_large and is_new:
@@ -184,7 +185,7 @@ def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
     yield "indexed", calls_of_indexing(step), None
     yield "transposed", calls_on_transposed_logits(step), None
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
-    shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
+    shares_of_double = dict.fromkeys(double, _SAVED_BY_FLOAT32)
     if not step.is_double:
         # the first call introduces float64
         yield "some_double", shares_of_double, _line_of_first(step, double)

@@ -19,9 +19,9 @@ from lm_profiler.record.operator_calls import (
 _FORWARD, _BACKWARD = "forward", "backward"
 
 # A factor is reported if at least this share of its elements is zero, ...
-_MOSTLY_ZEROS = 0.95
+_LEAST_ZERO_SHARE = 0.95
 # ... and at most this share of each row, or of each column, is not zero. The result of a ReLU has rows with more.
-_FULLEST_LINE = 0.02
+_MOST_NONZERO_IN_LINE = 0.02
 # functions that make negative values zero
 _RECTIFIERS = (
     "aten::relu",
@@ -33,7 +33,7 @@ _RECTIFIERS = (
     "aten::hardtanh_",
 )
 # at most so many operators, such as pooling and dropout, are between a rectifier and the product
-_MOST_AFTER_RECTIFIER = 6
+_MOST_OPERATORS_AFTER_RECTIFIER = 6
 _REDUCTIONS = (
     "aten::sum",
     "aten::mean",
@@ -41,9 +41,9 @@ _REDUCTIONS = (
     "aten::linalg_vector_norm",
 )
 # the least reported share of positions at which the gradient is zero
-_MANY_ZERO_POSITIONS = 0.5
+_LEAST_ZERO_POSITIONS = 0.5
 # A call continues the work of an earlier one if it computes at least this share of that call's elements.
-AS_LARGE = 0.5
+LEAST_SHARE_OF_ELEMENTS = 0.5
 # The other order of a product of three matrices is cheaper if it needs at most this share of the multiplications.
 _CHEAPER_ORDER = 0.4
 
@@ -62,8 +62,8 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
         if call.product is None or call.phase != _FORWARD:
             continue
         for operand in (call.product.left, call.product.right):
-            has_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
-            has_fuller_line = operand.fullest_line > _FULLEST_LINE
+            has_mostly_zeros = _LEAST_ZERO_SHARE <= operand.zeros < 1.0
+            has_fuller_line = operand.fullest_line > _MOST_NONZERO_IN_LINE
             is_weight = operand.storage in step.trained
             is_sparse = has_mostly_zeros and not has_fuller_line and not is_weight
             if is_sparse and not _is_rectified(step, operand.storage, number):
@@ -78,7 +78,7 @@ def _is_rectified(step: StepCalls, storage: int, before: int) -> bool:
     Layers between the two end the search.
     """
     storages = {storage}
-    for _ in range(_MOST_AFTER_RECTIFIER):
+    for _ in range(_MOST_OPERATORS_AFTER_RECTIFIER):
         sources: set[int] = set()
         for written in storages:
             for number in step.writers.get(written, ()):
@@ -121,12 +121,12 @@ def _products_at_ignored_positions(step: StepCalls) -> IgnoredPositions:
     # by line and sizes: the products whose positions are needed
     needed_products: defaultdict[_LineAndSizes, list[int]] = defaultdict(list)
     for product, zero_share in zero_shares.items():
-        if zero_share < _MANY_ZERO_POSITIONS:
+        if zero_share < _LEAST_ZERO_POSITIONS:
             needed_products[_line_and_sizes(step, product)].append(product)
     ignored = IgnoredPositions(everywhere={}, in_last_layers={})
     for product, zero_share in zero_shares.items():
         # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
-        has_ignored_positions = _MANY_ZERO_POSITIONS <= zero_share < 1.0
+        has_ignored_positions = _LEAST_ZERO_POSITIONS <= zero_share < 1.0
         if not has_ignored_positions:
             continue
         needed = needed_products.get(_line_and_sizes(step, product), [])
@@ -191,7 +191,7 @@ def _zero_shares_of_products(step: StepCalls) -> dict[int, float]:
         if zeros is None:
             continue
         zero_share = zeros.share
-        if zero_share >= _MANY_ZERO_POSITIONS:
+        if zero_share >= _LEAST_ZERO_POSITIONS:
             assert forward_call.product is not None
             positions = forward_call.product.left.rows
             if by_value.explain(zeros.gradient, positions, zero_share):
@@ -274,7 +274,7 @@ def calls_as_large_as(step: StepCalls, number: int) -> Iterator[int]:
 
     Matrix products end the chain.
     """
-    least_elements = AS_LARGE * step.calls[number].elements
+    least_elements = LEAST_SHARE_OF_ELEMENTS * step.calls[number].elements
     found = {number}
     unvisited = [number]
     while unvisited:

@@ -58,11 +58,11 @@ _ROW_COPIES = (
 )
 # A place is a line or a function, with all that it calls.
 # A place may spend at most this share of its time in layers and losses.
-_MOST_IN_LAYERS = 0.05
+_MOST_SHARE_IN_LAYERS = 0.05
 # A place must take at least this share of the time of the operators of forward and backward.
 _LEAST_SHARE = 0.15
 # A place within the costliest one is reported instead if it takes at least this share of its time.
-_MAIN_SHARE = 0.8
+_LEAST_SHARE_OF_INNER_PLACE = 0.8
 _WHOLE_FUNCTION = 0  # stands for a whole function, in place of the number of a line
 
 
@@ -100,7 +100,7 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     for number, places in places_by_call.items():
         # each call counts for the outermost place without layers
         for place in places:
-            if seconds_in_layers[place] <= _MOST_IN_LAYERS * seconds[place]:
+            if seconds_in_layers[place] <= _MOST_SHARE_IN_LAYERS * seconds[place]:
                 calls_by_place[place].append(number)
                 break
     outer_place = max(calls_by_place, key=seconds.__getitem__, default=None)
@@ -160,7 +160,7 @@ def _main_inner_place(
     main_places = [
         inner_place
         for inner_place, inner_s in seconds.items()
-        if inner_s >= _MAIN_SHARE * total_s
+        if inner_s >= _LEAST_SHARE_OF_INNER_PLACE * total_s
     ]
     return max(main_places, key=depths.__getitem__, default=None)
 

@@ -9,7 +9,7 @@ from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _BACKWARD = "backward"
 # each fills a whole tensor with zeros, apart from the gradient of the slice
-_GRADIENTS = ("aten::select_backward", "aten::slice_backward")
+_SLICE_GRADIENTS = ("aten::select_backward", "aten::slice_backward")
 _SUM = "aten::add"
 _FEWEST_SLICES = 8  # of a tensor by a line: with fewer it is no loop
 
@@ -29,7 +29,7 @@ def gradients_of_slices(step: StepCalls) -> dict[int, float]:
     )
     for number, call in enumerate(step.calls):
         lines = step.lines_of(number)
-        if call.name in _GRADIENTS and call.forward is not None and lines:
+        if call.name in _SLICE_GRADIENTS and call.forward is not None and lines:
             for storage in step.calls[call.forward].reads:
                 gradients_by_tensor[lines[-1], storage].append(number)
 

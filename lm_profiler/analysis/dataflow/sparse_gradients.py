@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from lm_profiler.record.operator_calls import StepCalls
 
 _OPTIMIZER = "optimizer"
-_MANY_UNUSED_ROWS = 0.95  # share of a table's rows that the step does not use
+_LEAST_UNUSED_SHARE = 0.95  # share of a table's rows that the step does not use
 # share of all parameters: for a smaller table, the optimizer spends most of its time on the other parameters
-_LARGE_TABLE = 0.3
+_LEAST_SHARE_OF_PARAMETERS = 0.3
 # beginnings of the names of operators that update all parameters at once
 _JOINT_NAMES = ("aten::_foreach", "aten::_fused")
 
@@ -25,8 +25,8 @@ def calls_for_unused_rows(step: StepCalls) -> dict[int, float]:
     for number, call in enumerate(step.calls):
         unused_share = call.zero_rows  # the gradient of an unused row is zero
         share_of_parameters = call.elements / max(step.trained_elements, call.elements)
-        is_large = share_of_parameters >= _LARGE_TABLE
-        if unused_share < _MANY_UNUSED_ROWS or not is_large:
+        is_large = share_of_parameters >= _LEAST_SHARE_OF_PARAMETERS
+        if unused_share < _LEAST_UNUSED_SHARE or not is_large:
             continue
         unused_shares[number] = unused_share
         for update in _optimizer_calls_on(step, number):

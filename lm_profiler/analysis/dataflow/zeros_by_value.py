@@ -48,7 +48,7 @@ _CHOOSING_BY_TENSOR = (
     "aten::nll_loss2d_forward",
     "aten::nll_loss_forward",
 )
-_LARGE_PART = 0.5  # a source must explain at least this share of the zeros
+_LEAST_EXPLAINED_SHARE = 0.5  # a source must explain at least this share of the zeros
 
 
 class ZerosByValue:
@@ -70,8 +70,9 @@ class ZerosByValue:
         """
         for source in self._sources:
             share = self._share_made_zero(source, positions)
-            if share >= _LARGE_PART * zero_share and gradient in self._reached_from(
-                source
+            if (
+                share >= _LEAST_EXPLAINED_SHARE * zero_share
+                and gradient in self._reached_from(source)
             ):
                 return True
         return False

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.steps.statistics import (
+    AR1_COEFFICIENTS,
     FEWEST_VALUES,
-    PHI,
     ar1_means,
     student_quantile,
 )
@@ -256,9 +256,9 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
         return math.inf
     # by coefficient
     fits = ar1_means(noise - noise.mean())
-    # The prior (1 - PHI) favours weak autocorrelation: without it, ten steps would be too few for any result.
+    # This prior favours weak autocorrelation: without it, ten steps would be too few for any result.
     likelihoods = np.exp(-0.5 * (fits.scores - fits.scores.min()))
-    weights = likelihoods * (1.0 - PHI)
+    weights = likelihoods * (1.0 - AR1_COEFFICIENTS)
     mean_square = float(weights @ fits.standard_errors**2) / float(weights.sum())
     # ``ar1_means`` assumes that only the mean was fitted, but the model has more parameters
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -26,23 +26,23 @@ def share_explained_by_sizes(
 ) -> float | None:
     """Return the share of the variation of the step times that the size of the batches explains.
 
-    None if they explain less than half of it, or less than half of the changes from each step to the next: two series
-    that both rise look related, even if neither depends on the other.
+    None if sizes explain less than half of it, or less than half of the changes from each step to the next: two series
+    that both rise look related, even if neither depends on the other. None, too, if the batches of a rank are unknown.
 
     Args:
         model: the model of the step times; odd steps do not count.
-        ranks: by rank, what its batches hold.
+        ranks: by rank, what its batches hold; empty if unknown.
         steps: the numbers of the steps.
     """
-    is_regular = ~model.odd
-    if int(is_regular.sum()) < _FEWEST_STEPS or not ranks or not all(ranks):
+    is_inlier = ~model.odd
+    if int(is_inlier.sum()) < _FEWEST_STEPS or not ranks or not all(ranks):
         return None
-    seconds = model.seconds[is_regular]
+    seconds = model.seconds[is_inlier]
     shares = []
     for name in _SIZES:
-        sizes = _sizes_of_steps(name, ranks, steps)[is_regular]
+        sizes = _sizes_of_steps(name, ranks, steps)[is_inlier]
         has_spread = sizes.std() >= _LEAST_SPREAD * sizes.mean()
-        if not has_spread:  # also if they are unknown, so that they are NaN
+        if not has_spread:  # also if sizes are NaN, because they are unknown
             continue
         share = _explained_share(sizes, seconds)
         share_of_changes = _explained_share(np.diff(sizes), np.diff(seconds))
@@ -63,7 +63,7 @@ def _sizes_of_steps(
 
 
 def _explained_share(causes: Series, effects: Series) -> float:
-    """Return the share of the variance of ``effects`` that a line through them explains; 0 if it falls."""
+    """Return the share of the variance of ``effects`` that a straight line in ``causes`` explains; 0 if it falls."""
     if causes.std() == 0.0 or effects.std() == 0.0:
         return 0.0
     correlation = float(np.corrcoef(causes, effects)[0, 1])

@@ -13,15 +13,15 @@ from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.steps import StepRow
 
-_FEWEST_STEPS = 3  # one or two later steps may be slow by chance
-_FEWEST_MEASURED = 10  # fewer measured steps do not show the spread of step times
+_FEWEST_LATER_STEPS = 3  # one or two later steps may be slow by chance
+_FEWEST_MEASURED_STEPS = 10  # fewer measured steps do not show the spread of step times
 # A difference is reported if it is at least this share of the level, ...
-_LEAST_SHARE = 0.05
+_LEAST_DIFFERENCE = 0.05
 # ... this many standard deviations of the measured steps (with autocorrelated noise, AR(1) of 0.6 to 0.9, 3 would give
 # false alarms in 2 % of runs, 4 in under 1 %), ...
-_LEAST_SPREADS = 4.0
+_LEAST_DEVIATIONS = 4.0
 # ... and this many seconds: timing the actions of a step takes up to that long.
-_LEAST_S = 3e-4
+_LEAST_DIFFERENCE_S = 3e-4
 # The later steps must take at least this long: another program may delay a process for about a second.
 _LEAST_SPAN_S = 1.0
 
@@ -34,10 +34,14 @@ def level_check_note(
     The list is empty if they do not differ, or if there are too few steps to tell.
     """
     # Which kind of step comes next is random, so steps of several kinds cannot be predicted.
-    if len(later) < _FEWEST_STEPS or len(measured) < _FEWEST_MEASURED or model.kinds:
+    if (
+        len(later) < _FEWEST_LATER_STEPS
+        or len(measured) < _FEWEST_MEASURED_STEPS
+        or model.kinds
+    ):
         return []
     indices = np.array([row.step - measured[0].step for row in later])
-    if indices.min() < 0:
+    if indices.min() < 0:  # the steps are not later ones
         return []
     later_s = np.array([row.time("step") for row in later])
     expected_s = model.expected_later(indices)
@@ -48,8 +52,10 @@ def level_check_note(
     log_difference = float(np.median(np.log(later_s / expected_s)))
     share = math.expm1(log_difference)
     usual_s = float(np.median(expected_s))
-    is_small = abs(share) < _LEAST_SHARE or abs(share) * usual_s < _LEAST_S
-    least_beyond_noise = _LEAST_SPREADS * _std_around_model(model)
+    is_small = (
+        abs(share) < _LEAST_DIFFERENCE or abs(share) * usual_s < _LEAST_DIFFERENCE_S
+    )
+    least_beyond_noise = _LEAST_DEVIATIONS * _std_around_model(model)
     if is_small or abs(log_difference) < least_beyond_noise:
         return []
     direction = "slower" if share > 0.0 else "faster"
@@ -66,8 +72,8 @@ def _std_around_model(model: StepModel) -> float:
 
     Warm-up steps and odd steps are left out; without any other step it is infinite.
     """
-    is_usual = ~model.odd
-    is_usual[: model.cut] = False
-    if not is_usual.any():
+    is_counted = ~model.odd
+    is_counted[: model.cut] = False
+    if not is_counted.any():
         return math.inf
-    return robust_std(np.log(model.seconds[is_usual] / model.expected[is_usual]))
+    return robust_std(np.log(model.seconds[is_counted] / model.expected[is_counted]))

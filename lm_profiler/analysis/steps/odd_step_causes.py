@@ -16,7 +16,7 @@ from lm_profiler.record.steps import StepRow
 
 # A cause must explain this share of a step's excess over the median step.
 EXPLAINED = 0.5
-_WORTH_REPORTING = 0.1  # without a cause, a counter is reported if it differs by this share of the excess
+_LEAST_REPORTED_SHARE = 0.1  # without a cause, a counter is reported if it differs by this share of the excess
 
 # counters that are reported as a count: the singular and the plural of what they count
 _COUNT_WORDS = {
@@ -63,9 +63,9 @@ class _RankReadings:
     """The readings of one rank's measured steps."""
 
     counters: dict[int, StepCounters]  # the counters of each step, by its number
-    usual: StepCounters
-    # by step, how long the host waited for its batch
-    data_s: dict[int, float]
+    usual: StepCounters  # the usual value of each counter
+    data_s: dict[int, float]  # by step, how long the host waited for its batch
+    usual_data_s: float
 
     def excess(self, name: str, step: int) -> float:
         """Return by how much the counter ``name`` exceeds its usual value in ``step``; 0 if unknown."""
@@ -83,14 +83,14 @@ class _RankReadings:
 
     def data_excess_s(self, step: int) -> float:
         """Return how much longer than usual ``step`` waited for its batch; 0 if unknown."""
-        if step not in self.data_s:
-            return 0.0
-        usual_s = median(self.data_s.values())
-        return max(self.data_s[step] - usual_s, 0.0)
+        data_s = self.data_s.get(step, self.usual_data_s)
+        return max(data_s - self.usual_data_s, 0.0)
 
 
 @dataclass(frozen=True)
 class _Cause:
+    """A possible cause of a slow step."""
+
     words: str
     seconds: float  # the seconds of the step that it explains
 
@@ -155,8 +155,13 @@ def _readings_by_rank(
         for reading in readings:
             if reading.step is not None:
                 by_step[reading.step] = reading
-        usual = usual_counters(CounterTable.from_counters(readings))
-        ranks[rank] = _RankReadings(by_step, usual, data_s[rank])
+        waits_s = data_s[rank]
+        ranks[rank] = _RankReadings(
+            counters=by_step,
+            usual=usual_counters(CounterTable.from_counters(readings)),
+            data_s=waits_s,
+            usual_data_s=median(waits_s.values()) if waits_s else 0.0,
+        )
     return ranks
 
 
@@ -177,9 +182,12 @@ def explained_by(
         workers: the number of loader workers; None if unknown.
     """
     usual_data_s, odd_data_s = data_s
-    # two more steps that do not exist, so that the median is the usual wait
-    waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}
-    rank = _RankReadings(counters={odd.step: counters}, usual=usual, data_s=waits_s)
+    rank = _RankReadings(
+        counters={odd.step: counters},
+        usual=usual,
+        data_s={odd.step: odd_data_s},
+        usual_data_s=usual_data_s,
+    )
     return _with_main_cause(odd, {0: rank}, workers)
 
 
@@ -240,16 +248,16 @@ def _with_main_cause(
     If no cause explains half of it, return it with the counters that differ on the rank whose step took longest. A step
     that is faster than usual is returned unchanged.
     """
-    # the ratio is that to the usual step
-    usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
-    excess_s = odd.step_s - usual_s
+    excess_s = odd.step_s - _usual_s(odd)
+    if excess_s <= 0.0:
+        return odd
     # by rank, the cause that explains most
     main_causes: dict[int, _Cause] = {}
     for rank, readings in ranks.items():
         if odd.step in readings.counters:
             causes = _possible_causes(readings, odd, workers)
             main_causes[rank] = max(causes, key=lambda cause: cause.seconds)
-    if excess_s <= 0.0 or not main_causes:
+    if not main_causes:
         return odd
     blamed_rank = max(main_causes, key=lambda rank: main_causes[rank].seconds)
     cause = main_causes[blamed_rank]
@@ -263,6 +271,11 @@ def _with_main_cause(
     )
     differences = _differing_counters(ranks[slowest_rank], odd.step, excess_s)
     return odd.model_copy(update={"beside": differences, "rank": slowest_rank})
+
+
+def _usual_s(odd: OddStep) -> float:
+    """Return the seconds of the usual step with which ``odd`` was compared."""
+    return odd.step_s / odd.ratio if odd.ratio else odd.step_s
 
 
 def _are_first_steps_slow(
@@ -288,8 +301,8 @@ def _with_epoch_as_cause(odd: OddStep, new_workers: int) -> OddStep:
     words = _FIRST_STEP
     if new_workers:
         words += f", which started {count_text(new_workers, 'worker')}"
-    usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
-    blame = {"cause": words, "cause_s": max(odd.step_s - usual_s, 0.0), "beside": None}
+    cause_s = max(odd.step_s - _usual_s(odd), 0.0)
+    blame = {"cause": words, "cause_s": cause_s, "beside": None}
     return odd.model_copy(update=blame)
 
 
@@ -342,7 +355,7 @@ def _clock_words(counters: StepCounters) -> str:
 
 
 def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
-    """Return how many seconds longer the median step would take at this step's clock, if all of it depended on that.
+    """Return how many seconds longer the usual step would take at this clock rate, if all of it depended on the clock.
 
     0 if a clock rate is unknown.
     """
@@ -350,8 +363,7 @@ def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
     usual_hz = rank.usual.sm_clock_hz
     if not clock_hz or not usual_hz:
         return 0.0
-    median_step_s = odd.step_s / odd.ratio
-    return max(median_step_s * (usual_hz / clock_hz - 1.0), 0.0)
+    return max(_usual_s(odd) * (usual_hz / clock_hz - 1.0), 0.0)
 
 
 def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
@@ -359,7 +371,7 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
 
     ``excess_s`` is by how much the step was longer than usual; much shorter times are not listed.
     """
-    least_s = _WORTH_REPORTING * excess_s
+    least_s = _LEAST_REPORTED_SHARE * excess_s
     differences = []
     for name, words in _SECONDS_WORDS.items():
         more_s = rank.excess_in_step(name, step)

@@ -21,24 +21,24 @@ Series = NDArray[np.float64]
 
 FEWEST_VALUES = 3  # fewer values have no interval
 
-FINEST = 0.0003  # the smallest noise, as a share of the value: less cannot be seen behind timers and rounding
+LEAST_NOISE = 0.0003  # the smallest noise, as a share of the value: less cannot be seen behind timers and rounding
 
 # the coefficients of AR(1) noise over which likelihoods are averaged
-PHI = np.arange(0.0, 0.96, 0.05)
+AR1_COEFFICIENTS = np.arange(0.0, 0.96, 0.05)
 
 # The widest half interval that is reported, as a share of the mean. It is wider if values are few or differ too much.
 WIDEST_REPORTED = 1.0
 
 # for normal values, the ratio of the standard deviation to the median distance from the median
-_TO_NORMAL = 1.4826
+_STD_PER_MEDIAN_DISTANCE = 1.4826
 
-_DRAWS = 4000  # random numbers from Student's t
+_DRAW_COUNT = 4000  # random numbers from Student's t
 # number of intervals for integrating the density of Student's t; quantiles are then correct to five digits
-_ANGLES = 20_000
+_ANGLE_COUNT = 20_000
 _NORMAL_97_5 = 1.96  # quantile of the normal distribution
 
 # A value is an outlier if it is this many standard deviations from the median of the five values around it.
-_HAMPEL_NEIGHBOURS = 5
+_HAMPEL_WINDOW = 5
 _HAMPEL_DEVIATIONS = 4.0
 _LARGEST_TICK = 0.06  # of a step: a larger difference is not the tick of a coarse clock
 _LOWER_QUARTERS_MEAN = 0.5146  # mean of the lowest 75 % of the absolute values of a standard normal distribution
@@ -94,32 +94,32 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     fits = ar1_means(array / scale - 1.0)
     posterior = _posterior_of_coefficients(fits.scores)
 
-    # (draws,) Evenly spaced draws from the averaged distribution: each coefficient, by its index, is used in proportion
-    # to its posterior probability.
-    quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
-    coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
-    errors = _draws_of_student(count - 1) * fits.standard_errors[coefficients]
+    # (draws,) Evenly spaced draws from the averaged distribution: the index of each coefficient occurs in proportion to
+    # its posterior probability.
+    quantiles = (np.arange(_DRAW_COUNT) + 0.5) / _DRAW_COUNT
+    indices = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
+    errors = _draws_of_student(count - 1) * fits.standard_errors[indices]
     # The interval is centred on the arithmetic mean, which is 0 here, because that is the mean that is reported. The
     # distances from it allow for the fitted means, which differ from it.
-    distances = np.abs(errors + fits.means[coefficients])
+    distances = np.abs(errors + fits.means[indices])
     half = abs(scale) * float(np.quantile(distances, 0.95))
-    lag1 = float(posterior @ PHI)
+    lag1 = float(posterior @ AR1_COEFFICIENTS)
     return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
 
 
 def _posterior_of_coefficients(scores: Series) -> Series:
-    """Return (coefficients,) the posterior probability of each coefficient of ``PHI``, under Jeffreys' prior.
+    """Return (coefficients,) the posterior probability of each AR(1) coefficient, under Jeffreys' prior.
 
     ``scores`` are -2 log likelihood.
     """
     likelihoods = np.exp(-0.5 * (scores - scores.min()))
-    jeffreys_prior = 1.0 / np.sqrt(1.0 - PHI**2)
+    jeffreys_prior = 1.0 / np.sqrt(1.0 - AR1_COEFFICIENTS**2)
     weights = likelihoods * jeffreys_prior
     return np.asarray(weights / weights.sum())
 
 
 class Ar1Means(NamedTuple):
-    """The mean of a series, fitted for each coefficient of ``PHI``; arrays are (coefficients,)."""
+    """The mean of a series, fitted for each coefficient of ``AR1_COEFFICIENTS``; arrays are (coefficients,)."""
 
     scores: Series  # -2 log of the marginal likelihood: the lower, the better
     means: Series
@@ -127,18 +127,18 @@ class Ar1Means(NamedTuple):
 
 
 def ar1_means(values: Series) -> Ar1Means:
-    """Fit the mean of AR(1) ``values`` for each coefficient of ``PHI``, by generalised least squares."""
+    """Fit the mean of AR(1) ``values`` for each coefficient of ``AR1_COEFFICIENTS``, by generalised least squares."""
     first_value = values[0]
     earlier_values = values[:-1]
     later_values = values[1:]
     count_later = values.size - 1
 
     # Whitening subtracts from each value the coefficient times the value before it, which makes the noise independent.
-    # The first value has none before it: its variance is larger than that of the others by 1 / first_weight.
+    # The first value has none before it: its variance is 1 / first_weight times that of the others.
     # (coefficients, n - 1)
-    whitened = later_values - PHI[:, None] * earlier_values
-    whitened_one = 1.0 - PHI
-    first_weight = 1.0 - PHI**2
+    whitened = later_values - AR1_COEFFICIENTS[:, None] * earlier_values
+    whitened_one = 1.0 - AR1_COEFFICIENTS
+    first_weight = 1.0 - AR1_COEFFICIENTS**2
 
     # each value is weighted by the whitened 1 that stands for it
     weight = first_weight + count_later * whitened_one**2
@@ -146,8 +146,8 @@ def ar1_means(values: Series) -> Ar1Means:
     mean = weighted_sum / weight
     squares = first_weight * first_value**2 + (whitened**2).sum(axis=1)
     squares_about_mean = np.maximum(squares - weighted_sum**2 / weight, 0.0)
-    # the noise is at least ``FINEST``
-    variance = squares_about_mean / count_later + FINEST**2 * first_weight
+    # the variance of the whitened noise; the values themselves vary by at least ``LEAST_NOISE``
+    variance = squares_about_mean / count_later + LEAST_NOISE**2 * first_weight
     score = count_later * np.log(variance) - np.log(first_weight) + np.log(weight)
     return Ar1Means(score, mean, np.sqrt(variance / weight))
 
@@ -155,7 +155,8 @@ def ar1_means(values: Series) -> Ar1Means:
 def poisson_factors(events: float) -> tuple[float, float]:
     """Return the 95 % interval of a rate as two factors of its estimate, if ``events`` were counted (Poisson).
 
-    It is the score interval; Garwood's exact one is a little wider. For one event the factors are 0.18 and 5.7.
+    It is the score interval, whose ends are the rates that differ from the estimate by 1.96 of their own standard
+    errors. Garwood's exact one is a little wider. For one event the factors are 0.18 and 5.7.
     """
     half_square = _NORMAL_97_5**2 / 2.0
     reach = _NORMAL_97_5 * math.sqrt(events + half_square / 2.0)
@@ -172,6 +173,7 @@ def median_interval(values: ArrayLike) -> tuple[float, float] | None:
     """
     ordered = np.sort(require_finite(values))
     count = ordered.size
+    # the rank of the lower end among the sorted values, from 1 on; 0 if the interval would begin below all of them
     rank = 0
     # the probability that at most ``rank`` values are below the median
     chance_below = 1 / 2**count
@@ -185,13 +187,16 @@ def median_interval(values: ArrayLike) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=64)
 def student_quantile(freedom: float, confidence: float) -> float:
-    """Return the two-sided quantile of Student's t, in standard errors; computed here so that scipy is not needed."""
+    """Return the two-sided quantile of Student's t: the half width of an interval, in standard errors.
+
+    It is computed here so that scipy is not needed.
+    """
     if math.isinf(freedom):
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     # With t = tan(angle) * sqrt(freedom), the density of the angle is a power of its cosine, which is integrated here.
-    width = math.pi / 2.0 / _ANGLES
-    middles = (np.arange(_ANGLES) + 0.5) * width
-    ends = (np.arange(_ANGLES) + 1.0) * width
+    width = math.pi / 2.0 / _ANGLE_COUNT
+    middles = (np.arange(_ANGLE_COUNT) + 0.5) * width
+    ends = (np.arange(_ANGLE_COUNT) + 1.0) * width
     integral = np.cumsum(np.cos(middles) ** (freedom - 1.0))
     angle = np.interp(confidence, integral / integral[-1], ends)
     return math.tan(angle) * math.sqrt(freedom)
@@ -199,15 +204,15 @@ def student_quantile(freedom: float, confidence: float) -> float:
 
 @lru_cache(maxsize=128)
 def _draws_of_student(freedom: int) -> Series:
-    """Return (_DRAWS,) the same random numbers from Student's t at every call."""
-    return np.random.default_rng(0).standard_t(freedom, _DRAWS)
+    """Return (_DRAW_COUNT,) the same random numbers from Student's t at every call."""
+    return np.random.default_rng(0).standard_t(freedom, _DRAW_COUNT)
 
 
 def noise_of(differences: Series) -> float:
     """Return the standard deviation of values, from the ``differences`` of neighbours (von Neumann 1941).
 
     Only the smaller 75 % of the differences are used, because spikes and changes of level cause large ones. The result
-    is at least ``FINEST``, and at least half a tick of a coarse clock.
+    is at least ``LEAST_NOISE``, and at least half a tick of a coarse clock.
     """
     ordered = np.sort(np.abs(differences))
     lower = ordered[: max(1, 3 * ordered.size // 4)]
@@ -215,7 +220,7 @@ def noise_of(differences: Series) -> float:
     # the variance of a difference is twice that of a value
     std = std_of_differences / math.sqrt(2.0)
     half_tick = _tick_of(ordered, lower) / 2.0
-    return max(std, FINEST, half_tick)
+    return max(std, LEAST_NOISE, half_tick)
 
 
 def rank_correlation(values: ArrayLike) -> float:
@@ -230,7 +235,9 @@ def robust_std(values: Series) -> float:
 
     Fewer than half of the values may be outliers.
     """
-    return _TO_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return _STD_PER_MEDIAN_DISTANCE * float(
+        np.median(np.abs(values - np.median(values)))
+    )
 
 
 def _tick_of(ordered: Series, lower: Series) -> float:
@@ -240,12 +247,12 @@ def _tick_of(ordered: Series, lower: Series) -> float:
         ordered: the sorted absolute differences of neighbours.
         lower: the smaller 75 % of them.
     """
-    above_noise = ordered[np.searchsorted(ordered, FINEST) :]
+    above_noise = ordered[np.searchsorted(ordered, LEAST_NOISE) :]
     if not above_noise.size:
         return 0.0
     least_difference = float(above_noise[0])
     # With a coarse clock most differences are zero. (They also are if only a few of many equal steps differ.)
-    are_mostly_equal = lower[lower.size // 2] < FINEST
+    are_mostly_equal = lower[lower.size // 2] < LEAST_NOISE
     if not are_mostly_equal or least_difference > _LARGEST_TICK:
         return 0.0
     return least_difference
@@ -257,11 +264,11 @@ def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     (Hampel 1974.) The standard deviation comes from differences of neighbours, which changes of level and spikes do not
     inflate.
     """
-    if values.size < _HAMPEL_NEIGHBOURS:
+    if values.size < _HAMPEL_WINDOW:
         return values, np.zeros(values.size, bool)
-    windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_NEIGHBOURS)
+    windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_WINDOW)
     window_medians = np.median(windows, axis=1)
-    reach = _HAMPEL_NEIGHBOURS // 2
+    reach = _HAMPEL_WINDOW // 2
     # the first and the last values have no window of their own, and get the median of the nearest one
     medians = np.pad(window_medians, reach, mode="edge")
     most_distance = _HAMPEL_DEVIATIONS * noise_of(np.diff(values))

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.statistics import FINEST, Series
+from lm_profiler.analysis.steps.statistics import LEAST_NOISE, Series
 
-FEWEST = 3  # values per segment: one or two are outliers, not a level
+FEWEST_PER_SEGMENT = 3  # values per segment: one or two are outliers, not a level
 
 # Coefficients of AR(1) noise over which likelihoods are averaged, with their prior weights. The first one is 0.
 _COEFFICIENTS = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
@@ -32,21 +32,23 @@ _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 
 _MOST_CHANGES = 10  # the most changes of level that are searched for
 # A longer series is divided into this many blocks, and their means are searched: the search takes quadratic time.
-_MOST_VALUES = 400
-_IMPOSSIBLE = 1e300  # the score of a course that cannot exist
+_MOST_BLOCKS = 400
+_IMPOSSIBLE_SCORE = 1e300  # the score of a course that cannot exist
 
 # What a course must gain. Determined by simulation (benchmarks/statistics).
 _BURST_BONUS = 1.5  # a burst needs less than two changes, because it has one level less
 _TREND_COST = 6.5  # for a line or a decay
 
 # How clear a change must be. Determined by simulation.
-_NEARBY = 12  # values on each side of a change from whose spread its noise is estimated
+_NEARBY_VALUES = (
+    12  # values on each side of a change from whose spread its noise is estimated
+)
 # the levels of two short segments must differ by so many standard errors
-_STANDARD_ERRORS = 4.0
+_NEEDED_STANDARD_ERRORS = 4.0
 # Long segments must differ by up to this factor more, because means of autocorrelated values scatter more. With more
 # values than the second number, autocorrelation is known well, and the factor falls to 1.
-_LONG_FACTOR = 2.0
-_LONG_FACTOR_UP_TO = 80
+_LARGEST_LENGTH_FACTOR = 2.0
+_LENGTH_FACTOR_UP_TO = 80
 
 # An exponential decay falls to 1/e within this many values.
 _DECAYS = (1.5, 2.1, 3.0, 4.2, 6.0, 8.5, 12.0, 17.0, 24.0, 34.0, 48.0, 68.0, 96.0)
@@ -55,10 +57,10 @@ _DECAYS = (1.5, 2.1, 3.0, 4.2, 6.0, 8.5, 12.0, 17.0, 24.0, 34.0, 48.0, 68.0, 96.
 _POWER_LAW_BEGINNINGS = (1.0, 6.0)
 
 # A course is chance if more than 3 of 60 random orders of the values show one that is as clear.
-_SHUFFLES = 60
-_CLEAR_SHUFFLES = 3
+_SHUFFLE_COUNT = 60
+_MOST_CLEAR_SHUFFLES = 3
 # for a longer series, the means of this many blocks are shuffled instead
-_MOST_SHUFFLED = 100
+_MOST_SHUFFLED_BLOCKS = 100
 # A shorter series is not shuffled. Among 20 values, three slow ones are neighbours in one random order of 63. With
 # fewer values that is more frequent, and no course could pass the test.
 FEWEST_TO_SHUFFLE = 20
@@ -145,11 +147,11 @@ def beats_random_order(values: Series) -> bool:
     observed_clearness = _clearness_in_order(values)
     rng = np.random.default_rng(values.size)
     as_clear = 0
-    for _ in range(_SHUFFLES):
+    for _ in range(_SHUFFLE_COUNT):
         shuffled = rng.permutation(values)
         if _clearness_in_order(shuffled) >= observed_clearness:
             as_clear += 1
-        if as_clear > _CLEAR_SHUFFLES:
+        if as_clear > _MOST_CLEAR_SHUFFLES:
             return False
     return True
 
@@ -159,15 +161,13 @@ def _clearness_in_order(values: Series) -> float:
 
     The noise is taken to be independent, as it is in random order.
     """
-    means = _block_means(values, _block_size(values.size, _MOST_SHUFFLED))
+    means = _block_means(values, _block_size(values.size, _MOST_SHUFFLED_BLOCKS))
     centred = means - np.median(means)
     most_changes = _most_changes(means.size)
     costs = _SegmentCosts.from_values(centred, coefficient=0.0)
-    scores, _ = costs.segmentations(most_changes)
-    burst_score, _ = costs.burst()
-    # for a single level, for 1, 2, … changes, and for a burst
-    candidate_scores = np.array([*scores, burst_score])
-    gains = scores[0] - candidate_scores
+    candidates = costs.best_segmentations(most_changes)
+    scores = np.array([candidate.score for candidate in candidates])
+    gains = scores[0] - scores
     margins = gains - _needed_gains(means.size, most_changes)
     levels_margin = float(margins[1:].max())
     trend = _find_trend(means, coefficients=1)
@@ -175,7 +175,7 @@ def _clearness_in_order(values: Series) -> float:
     return max(levels_margin, trend_margin)
 
 
-def _block_size(count: int, most_blocks: int = _MOST_VALUES) -> int:
+def _block_size(count: int, most_blocks: int = _MOST_BLOCKS) -> int:
     """Return how many values a block has, so that ``count`` values are at most ``most_blocks`` blocks."""
     return math.ceil(count / most_blocks)
 
@@ -210,7 +210,7 @@ def _most_changes(count: int) -> int:
 
 
 def _needed_gains(count: int, most_changes: int) -> Series:
-    """Return (most_changes + 2,) the gain that courses with 0, 1, … ``most_changes`` changes need, and last a burst."""
+    """Return (most_changes + 2,) the gains that courses with 0 to ``most_changes`` changes need, and last a burst."""
     gains = [change_costs(count, changes) for changes in range(most_changes + 1)]
     burst_gain = change_costs(count, changes=2) - _BURST_BONUS
     return np.array([*gains, burst_gain])
@@ -227,25 +227,28 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
     most_changes = _most_changes(values.size)
     # values far from 0 would lose digits in sums of squares
     centred = values - np.median(values)
-    score_rows = []
-    candidate_rows = []
+    candidates_by_coefficient: list[list[_Segmentation]] = []
     for coefficient in _COEFFICIENTS:
         costs = _SegmentCosts.from_values(centred, float(coefficient))
-        scores, candidates = costs.segmentations(most_changes)
-        burst_score, burst = costs.burst()
-        score_rows.append([*scores, burst_score])
-        candidate_rows.append([*candidates, burst])
+        candidates_by_coefficient.append(costs.best_segmentations(most_changes))
 
-    # (candidates,) and (coefficients, candidates); the first candidate has no change, the last is the burst
-    mean_scores, posterior = _averaged_over_coefficients(np.array(score_rows))
+    # (coefficients, candidates); the first candidate has no change, the last is the burst
+    scores = np.array(
+        [
+            [candidate.score for candidate in candidates]
+            for candidates in candidates_by_coefficient
+        ]
+    )
+    # (candidates,) and (coefficients, candidates)
+    mean_scores, posterior = _averaged_over_coefficients(scores)
     gains = mean_scores[0] - mean_scores
     margins = gains - _needed_gains(values.size, most_changes)
     margins[0] = 0.0  # a single level needs no gain
     best = int(margins.argmax())
     # the cuts depend on the coefficient
     likeliest_coefficient = int(posterior[:, best].argmax())
-    best_cuts = candidate_rows[likeliest_coefficient][best]
-    cuts = _clear_cuts(centred, best_cuts, smallest)
+    best_candidate = candidates_by_coefficient[likeliest_coefficient][best]
+    cuts = _clear_cuts(centred, best_candidate.cuts, smallest)
     if not cuts:
         return [], 0.0
     return cuts, float(margins[best])
@@ -282,20 +285,20 @@ def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> f
     earlier_level = earlier.mean()
     later_level = later.mean()
     # the noise, from the residuals just before and just after the change; two levels were estimated
-    last_residuals = (earlier - earlier_level)[-_NEARBY:]
-    next_residuals = (later - later_level)[:_NEARBY]
+    last_residuals = (earlier - earlier_level)[-_NEARBY_VALUES:]
+    next_residuals = (later - later_level)[:_NEARBY_VALUES]
     residuals = np.concatenate([last_residuals, next_residuals])
     variance = float(residuals @ residuals) / max(residuals.size - 2, 1)
-    noise = math.sqrt(variance + FINEST**2)
+    noise = math.sqrt(variance + LEAST_NOISE**2)
     standard_error = noise * math.sqrt(1 / earlier.size + 1 / later.size)
 
     # 1 for the shortest level; longer levels must differ more, because the noise may be autocorrelated
     shorter_size = min(earlier.size, later.size)
-    largest_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / count), 1.0)
-    factor = min(math.sqrt(shorter_size / FEWEST), largest_factor)
+    largest_factor = max(min(_LARGEST_LENGTH_FACTOR, _LENGTH_FACTOR_UP_TO / count), 1.0)
+    factor = min(math.sqrt(shorter_size / FEWEST_PER_SEGMENT), largest_factor)
 
     change = abs(float(later_level - earlier_level))
-    smallest_by_noise = _STANDARD_ERRORS * factor * standard_error
+    smallest_by_noise = _NEEDED_STANDARD_ERRORS * factor * standard_error
     return min(change / smallest, change / smallest_by_noise)
 
 
@@ -328,8 +331,10 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     # at least that of one value, so that the logarithm exists even if there is no segment
     weights = np.maximum(first_weight + later_weights, first_weight)
 
-    has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)
-    is_long_enough = lengths >= FEWEST
+    has_neighbours = (begins >= FEWEST_PER_SEGMENT) & (
+        ends <= count - FEWEST_PER_SEGMENT
+    )
+    is_long_enough = lengths >= FEWEST_PER_SEGMENT
     return _SegmentWeights(
         weights,
         log_weights=np.log(weights),
@@ -347,6 +352,13 @@ def _sums_around(sums: Series) -> Series:
     # of the segments [e, n), by e in columns; nothing comes after n
     sums_after = np.append(sums[:, count], 0.0)[None, :]
     return np.asarray(sums_before + sums_after)
+
+
+class _Segmentation(NamedTuple):
+    """A division of a series into segments."""
+
+    score: float
+    cuts: Sequence[int]  # the indices at which the second and later segments begin
 
 
 @dataclass(frozen=True)
@@ -392,26 +404,29 @@ class _SegmentCosts:
         about_level = self.squares - self.sums**2 / self.weights.weights
         return np.where(self.weights.is_long_enough, about_level, np.inf)
 
-    def segmentations(self, most_changes: int) -> tuple[list[float], list[list[int]]]:
-        """Return the score and the cuts of the best segmentation with 0, 1, … ``most_changes`` changes each.
+    def best_segmentations(self, most_changes: int) -> list[_Segmentation]:
+        """Return the best segmentation with each number of changes, 0 to ``most_changes``, and last the best burst."""
+        return [*self._best_by_changes(most_changes), self._best_burst()]
+
+    def _best_by_changes(self, most_changes: int) -> list[_Segmentation]:
+        """Return the best segmentation with each number of changes, from 0 to ``most_changes``.
 
         Dynamic programming: the best division of the values before an end into k segments consists of a last segment,
-        and of the best division of the values before that into k - 1 segments.
+        and of the best division of the values before that segment into k - 1 segments.
         """
         count = self.count
         residuals = self._squares_of_segments
         log_weights = self.weights.log_weights
         ends = np.arange(count + 1)
 
-        # (n + 1,) of the best division of the values before each end; for one level, that is the segment from 0 on
+        # (n + 1,) sums over the best division of the values before each end; with one level, over the segment from 0 on
         best_residuals = residuals[0]
         best_log_weights = log_weights[0]
         last_cuts: list[NDArray[np.intp]] = []
-        scores = []
-        candidates = []
+        segmentations = []
         for levels in range(1, most_changes + 2):
             if levels > 1:
-                # (n, n + 1) by the last cut and the end
+                # (n, n + 1) the sum for each last cut (row) and each end (column)
                 residuals_by_cut = best_residuals[:count, None] + residuals
                 last_cut = residuals_by_cut.argmin(axis=0)
                 best_residuals = residuals_by_cut[last_cut, ends]
@@ -425,15 +440,18 @@ class _SegmentCosts:
                 levels=levels,
                 segments=levels,
             )
-            scores.append(score)
-            candidates.append(_cuts_of_best_segmentation(last_cuts, count))
-        return scores, candidates
+            cuts = _cuts_of_best_segmentation(last_cuts, count)
+            segmentations.append(_Segmentation(score, cuts))
+        return segmentations
 
-    def burst(self) -> tuple[float, list[int]]:
-        """Return the score and the two cuts of the best burst: a segment with the same level before and after it."""
+    def _best_burst(self) -> _Segmentation:
+        """Return the best burst, which has two cuts: a segment with the same level before and after it.
+
+        If the series is too short for a burst, its score is ``_IMPOSSIBLE_SCORE``.
+        """
         weights_around = self.weights.weights_around
         if not self.weights.may_be_burst.any():
-            return _IMPOSSIBLE, []
+            return _Segmentation(_IMPOSSIBLE_SCORE, cuts=[])
 
         # (n, n + 1) the sums of squares about the level around each segment, and about both levels
         squares_around = _sums_around(self.squares)
@@ -448,7 +466,7 @@ class _SegmentCosts:
             float(residuals[best]), log_weight, levels=2, segments=3
         )
         begin, end = best
-        return score, [int(begin), int(end)]
+        return _Segmentation(score, cuts=[int(begin), int(end)])
 
     def _score_of_segmentation(
         self, residual: float, log_weight: float, *, levels: int, segments: int
@@ -461,10 +479,10 @@ class _SegmentCosts:
             levels: the number of different levels.
             segments: the number of segments: one more than levels if there is a burst.
         """
-        finest_variance = FINEST**2 * self.first_weight
+        finest_variance = LEAST_NOISE**2 * self.first_weight
         variance = residual / max(self.count - levels, 1) + finest_variance
         log_variances = (self.count - 1) * math.log(variance)
-        # whitening scales the first value of each segment, which changes the density by that factor
+        # whitening scales the first value of each segment, which changes the density of the values by that factor
         log_scales = segments * math.log(self.first_weight)
         return log_variances - log_scales + log_weight
 
@@ -606,7 +624,7 @@ def _fit_shapes(values: Series, coefficient: float) -> _ShapeFits:
     slopes = products / regressors.weights
 
     # the scores: -2 log likelihood, marginal in the level, the slope and the scale
-    finest_variance = FINEST**2 * first_weight
+    finest_variance = LEAST_NOISE**2 * first_weight
     common_score = -math.log(first_weight) + math.log(constant_weight)
     level_variance = squares / (count - 1) + finest_variance
     level_score = (count - 1) * math.log(level_variance) + common_score

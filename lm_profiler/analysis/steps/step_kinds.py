@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import Series
 
-_FEWEST = 3  # steps per kind
+_FEWEST_STEPS_PER_KIND = 3  # steps per kind
 _MOST_KINDS = 5  # with more clusters, they are noise with gaps and not kinds
-_GAP = math.log(1.1)  # kinds are at least 10 % apart
+_LEAST_LOG_GAP = math.log(1.1)  # kinds are at least 10 % apart
 # and at least this many of the largest standard deviation within a kind
-_GAP_IN_SPREADS = 3.0
+_LEAST_GAP_IN_STDS = 3.0
 # A kind counts as ordered if so few changes between it and the others have less than this probability, ...
 _LEAST_CHANCE = 0.02
 # ... or if its mean position in the run differs by this many standard errors from that of the others.
@@ -66,12 +66,14 @@ def _clusters(values: Series) -> list[NDArray[np.bool_]]:
         return []
     order = np.argsort(values)
     # The sorted values are divided at each wide gap. A group holds the indices of its values.
-    ends = np.flatnonzero(np.diff(values[order]) >= _GAP) + 1
-    groups = [group for group in np.split(order, ends) if group.size >= _FEWEST]
+    ends = np.flatnonzero(np.diff(values[order]) >= _LEAST_LOG_GAP) + 1
+    groups = [
+        group for group in np.split(order, ends) if group.size >= _FEWEST_STEPS_PER_KIND
+    ]
     widest_std = max((float(values[group].std()) for group in groups), default=0.0)
     for lower, upper in pairwise(groups):
         gap = float(values[upper].min() - values[lower].max())
-        if gap < _GAP_IN_SPREADS * widest_std:
+        if gap < _LEAST_GAP_IN_STDS * widest_std:
             return []
     clusters = []
     for group in groups:

@@ -42,11 +42,12 @@ from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepP
 Word = Literal["steady", "slowing", "unsettled"]
 
 # A level is known if half its interval is at most this share of it; otherwise the run is `noisy`.
-WIDEST_OF_KNOWN = 0.05
+WIDEST_KNOWN_HALF = 0.05
 
 SMALLEST_EFFECT = 0.01  # changes of level below 1 % are ignored
 
-ODD = 0.10  # a step is odd if it differs by at least this share: smaller differences hardly change any figure
+# a step is odd if it differs by at least this share: smaller differences hardly change any figure
+LEAST_ODD_DIFFERENCE = 0.10
 
 FEWEST_STEPS = 10  # with fewer steps, no course and no pattern is searched for
 
@@ -58,18 +59,18 @@ FINEST_TARGET = 0.005
 # Among 5 to 9 steps, whose noise is hardly known, a step is odd if it differs from their median by this share of the
 # median, and by this many standard deviations of the others.
 _FEWEST_FOR_A_MEDIAN = 5
-_ODD_OF_FEW = 0.5
-_DEVIATIONS_OF_FEW = 4.0
+_LEAST_ODD_DIFFERENCE_OF_FEW = 0.5
+_LEAST_DEVIATIONS_OF_FEW = 4.0
 
 # By simulation: if measuring stops with at least so many, the interval is correct in 93 % of the cases, for AR(1) noise
 # of 0, 0.6 and 0.9.
-_INDEPENDENT_STEPS = 20.0
+_FEWEST_INDEPENDENT_STEPS = 20.0
 
-_SMALL_LOG = math.log1p(SMALLEST_EFFECT)
-_WIDEST = 10.0  # the widest half interval, in logarithms
-# The first steps are no warm-up if this many later steps are as slow.
-_ALIKE_LATER = 2
-_FEWEST_REMAINING = 6  # with fewer steps, outliers among them are not recognised
+_SMALLEST_LOG_EFFECT = math.log1p(SMALLEST_EFFECT)
+_WIDEST_LOG_HALF = 10.0  # the widest half interval, in logarithms
+# A slow step at the beginning is no warm-up if this many later steps are as slow.
+_FEWEST_LATER_SLOW_STEPS = 2
+_FEWEST_REMAINING_STEPS = 6  # with fewer steps, outliers among them are not recognised
 
 
 class Parts(NamedTuple):
@@ -158,17 +159,17 @@ class StepModel:
         return np.asarray(self.levels[-1] * np.exp(logs))
 
     def usual_value(self, step: int, values: Series) -> float:
-        """Return the usual value of a series of the same steps, for comparison with that of ``step``.
+        """Return the usual value of a series of the same steps, with which its value at the index ``step`` is compared.
 
-        It is the mean over the steps of its level that are not odd, and in the same phase of the pattern. If there are
-        none, it is the mean over all regular steps, or over all steps.
+        It is the mean over the inliers of the level and the class of ``step``. If there are none, it is the mean over
+        all regular steps, or over all steps.
         """
         is_in_level = np.zeros(self.seconds.size, bool)  # none for a warm-up step
         for begin, end in pairwise(self.edges):
             if begin <= step < end:
                 is_in_level[begin:end] = True
-        is_in_phase = self._classes == self._classes[step]
-        is_comparable = is_in_level & is_in_phase & ~self.odd
+        is_in_class = self._classes == self._classes[step]
+        is_comparable = is_in_level & is_in_class & ~self.odd
         if is_comparable.any():
             return float(values[is_comparable].mean())
         if self.regular.any():
@@ -311,12 +312,12 @@ class StepModel:
         return means
 
     def _inlier_mean(self, values: Series) -> float:
-        """Return the mean over the stretch that a series would have without odd steps; classes weigh as in a period."""
+        """Return the mean over the stretch without odd steps; each class has the weight that it has in a period."""
         means = self._class_means(values)
         return sum(share * means[label] for label, share in self._class_shares.items())
 
     def _unweighted_inlier_interval(self, values: Series) -> Interval | None:
-        """Return the unweighted mean of the inliers with its interval, from the noise about the pattern and the trend.
+        """Return the unweighted mean of the inliers; its interval is from the noise about the pattern and the trend.
 
         None if there are fewer than three inliers.
         """
@@ -326,8 +327,8 @@ class StepModel:
         inliers = self._in_stretch(values)[is_inlier]
         classes = self._in_stretch(self._classes)[is_inlier]
         class_means = self._class_means(values)
-        usual = np.array([class_means[label] for label in classes.tolist()])
-        residuals = inliers - usual
+        usual_values = np.array([class_means[label] for label in classes.tolist()])
+        residuals = inliers - usual_values
         trend = self._in_stretch(self.trend)[is_inlier]
         trend = trend - trend.mean()
         trend_squares = float(trend @ trend)
@@ -338,7 +339,7 @@ class StepModel:
         return mean_interval(float(inliers.mean()) + residuals)
 
     def _weighted_inlier_interval(self, values: Series) -> Interval | None:
-        """Return the mean that a series would have without odd steps, with its interval; the classes are weighted.
+        """Return the ``_inlier_mean``, in which classes are weighted, with its interval.
 
         None if there are fewer than three inliers.
         """
@@ -358,16 +359,16 @@ class StepModel:
         return _interval_around(self._inlier_mean(values), half, unweighted.lag1)
 
     def _margins_of_odd_steps(self, values: Series) -> _Margins:
-        """Return how far the mean in the long run may be from this one, because only a few odd steps were observed."""
+        """Return how far the mean may be from its value in the long run, because only a few odd steps were observed."""
         is_odd = self._in_stretch(self.odd)
         if not is_odd.any():
             return _Margins(below=0.0, above=0.0)
         class_means = self._class_means(values)
         odd_classes = self._in_stretch(self._classes)[is_odd]
-        usual = np.array([class_means[label] for label in odd_classes.tolist()])
+        usual_values = np.array([class_means[label] for label in odd_classes.tolist()])
         # what each odd step adds to the mean; negative for a step that is faster than usual
         odd_values = self._in_stretch(values)[is_odd]
-        costs = self.weights[is_odd] * (odd_values - usual)
+        costs = self.weights[is_odd] * (odd_values - usual_values)
         cost_of_slow = _margins_of_costs(costs[costs > 0.0])
         gain_of_fast = _margins_of_costs(-costs[costs < 0.0])
         # The mean is lower with fewer slow odd steps, or with more fast ones. Both numbers are independent, so that
@@ -392,21 +393,21 @@ def _margins_of_costs(costs: Series) -> _Margins:
     """Return how much less, and how much more, events may cost in the long run than the observed ``costs``."""
     if not costs.size:
         return _Margins(below=0.0, above=0.0)
-    cost = float(costs.sum())
-    # the effective number of events: as if all cost the same
-    events = cost**2 / float(costs @ costs)
+    total = float(costs.sum())
+    # the effective number of events: so many equally costly ones would have a total as uncertain as this one
+    events = total**2 / float(costs @ costs)
     low_factor, high_factor = poisson_factors(events)
-    return _Margins(below=cost * (1.0 - low_factor), above=cost * (high_factor - 1.0))
+    return _Margins(below=total * (1.0 - low_factor), above=total * (high_factor - 1.0))
 
 
 def _interval_around(mean: float, half: float, lag1: float) -> Interval:
     """Return an interval around ``mean`` that is symmetric in logarithms, because a time is never negative.
 
-    ``half`` is the half width that it has approximately, in the unit of the mean.
+    ``half`` is its approximate half width, in the unit of the mean.
     """
     if mean <= 0.0:
         return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
-    factor = math.exp(min(half / mean, _WIDEST))
+    factor = math.exp(min(half / mean, _WIDEST_LOG_HALF))
     return Interval(mean, low=mean / factor, high=mean * factor, lag1=lag1)
 
 
@@ -439,7 +440,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     # by which share each step differs from its level
     distances = np.abs(np.expm1(logs[cut:] - course.fitted))
     odd = np.zeros(count, bool)
-    odd[cut:] = warm_up.is_outlier & (distances >= ODD)
+    odd[cut:] = warm_up.is_outlier & (distances >= LEAST_ODD_DIFFERENCE)
     for kind in kinds:
         odd |= kind.members
     edges = tuple(cut + edge for edge in course.edges)
@@ -462,7 +463,7 @@ class _WarmUp(NamedTuple):
     """The warm-up of a run, and the course of the steps after it."""
 
     steps: int  # the number of steps of the warm-up
-    is_settled: bool  # whether it was over within the first half of the run
+    is_settled: bool  # whether the warm-up was over within the first half of the run
     course: Course
     is_outlier: NDArray[np.bool_]  # which of the steps after it are outliers
 
@@ -479,7 +480,7 @@ def _cut_warm_up(logs: Series) -> _WarmUp:
     course, is_outlier = _course_of(logs[cut:])
     # a decay, until the excess is small
     if course.excess is not None:
-        is_low = course.excess < _SMALL_LOG
+        is_low = course.excess < _SMALLEST_LOG_EFFECT
         settling_steps = int(is_low.argmax()) if is_low.any() else count - cut
         is_settled = cut + settling_steps <= count // 2
         cut = min(cut + settling_steps, count // 2)
@@ -515,7 +516,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     """Return whether measuring may stop, because half the interval of the level is at most the share ``target`` of it.
 
     A few autocorrelated steps do not show how strong the autocorrelation is, so that their interval may be too narrow.
-    It is widened if they are worth fewer than ``_INDEPENDENT_STEPS`` independent steps.
+    It is widened if they are worth fewer than ``_FEWEST_INDEPENDENT_STEPS`` independent steps.
     """
     model = fit(step_s)
     level = model.level
@@ -531,7 +532,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
         return True
     # the effective sample size of AR(1) values
     independent_steps = regular_s.size * (1.0 - level.lag1) / (1.0 + level.lag1)
-    widening = max(1.0, _INDEPENDENT_STEPS / independent_steps)
+    widening = max(1.0, _FEWEST_INDEPENDENT_STEPS / independent_steps)
     return half_width * widening <= target
 
 
@@ -543,12 +544,12 @@ def one_level_model(step_s: ArrayLike) -> StepModel:
     if count >= FEWEST_STEPS and seconds.min() > 0.0:
         usual_logs, is_outlier = without_outliers(np.log(seconds))
         distances = np.abs(seconds / np.exp(usual_logs) - 1.0)
-        odd = is_outlier & (distances >= ODD)
+        odd = is_outlier & (distances >= LEAST_ODD_DIFFERENCE)
     elif count >= _FEWEST_FOR_A_MEDIAN:
         median = float(np.median(seconds))
         distances_s = np.abs(seconds - median)
-        is_outlier = distances_s > _DEVIATIONS_OF_FEW * robust_std(seconds)
-        odd = is_outlier & (distances_s >= _ODD_OF_FEW * median)
+        is_outlier = distances_s > _LEAST_DEVIATIONS_OF_FEW * robust_std(seconds)
+        odd = is_outlier & (distances_s >= _LEAST_ODD_DIFFERENCE_OF_FEW * median)
     return StepModel(
         seconds=seconds,
         cut=0,
@@ -584,7 +585,7 @@ def _course_of(
     Unless it ``may_be_chance``, a course that is no clearer than in random order is replaced by one level.
     """
     clean, is_outlier = without_outliers(logs)
-    course = find_course(clean, _SMALL_LOG)
+    course = find_course(clean, _SMALLEST_LOG_EFFECT)
     if course.is_flat or may_be_chance:
         return course, is_outlier
     if not beats_random_order(clean):
@@ -593,16 +594,17 @@ def _course_of(
 
 
 def _leading_outliers(logs: Series) -> int:
-    """Return the number of leading steps up to the last of those that are outliers and slow.
+    """Return the number of steps up to the last slow outlier at the beginning; 0 if the first step is none.
 
-    One normal step may be between two of them. A slow step is no warm-up if later steps are as slow.
+    There may be one normal step between two slow outliers. If later steps are as slow, an outlier is no warm-up.
     """
-    cut = 0
+    cut = 0  # the steps that are warm-up so far
     half = logs.size // 2  # a warm-up is at most the first half
-    while cut < half and logs.size - cut >= _FEWEST_REMAINING:
+    while cut < half and logs.size - cut >= _FEWEST_REMAINING_STEPS:
         remaining_logs = logs[cut:]
         _, is_outlier = without_outliers(remaining_logs)
         is_slow = is_outlier & (remaining_logs > np.median(remaining_logs))
+        # the index, among the remaining steps, of the next slow one
         if is_slow[0]:
             next_slow = 0
         elif cut > 0 and is_slow[1]:
@@ -610,9 +612,10 @@ def _leading_outliers(logs: Series) -> int:
         else:
             break
         later_logs = remaining_logs[next_slow + 1 :]
-        is_as_slow = later_logs >= remaining_logs[next_slow] - _SMALL_LOG
+        is_as_slow = later_logs >= remaining_logs[next_slow] - _SMALLEST_LOG_EFFECT
+        are_later_slow = is_as_slow.sum() >= _FEWEST_LATER_SLOW_STEPS
         # if the very next step is as slow, both may be warm-up
-        if is_as_slow.sum() >= _ALIKE_LATER and not is_as_slow[0]:
+        if are_later_slow and not is_as_slow[0]:
             break
         cut += next_slow + 1
     return min(cut, half)
@@ -628,7 +631,7 @@ def _leading_high_levels(course: Course, most_values: int) -> int:
     # the last level, which nothing follows, has no end in this list
     for level_end, level in zip(course.edges[1:-1], course.levels, strict=False):
         usual_later = float(np.median(level_by_value[level_end:]))
-        is_high = level >= usual_later + _SMALL_LOG
+        is_high = level >= usual_later + _SMALLEST_LOG_EFFECT
         if level_end > most_values or not is_high:
             break
         high_values = level_end
@@ -652,7 +655,7 @@ def steadiness(
     level = model.level
     word = word_of(model)
     half_width = None if level is None else level.relative_half_width
-    is_noisy = half_width is None or half_width > WIDEST_OF_KNOWN
+    is_noisy = half_width is None or half_width > WIDEST_KNOWN_HALF
     parts = model.parts_of(model.seconds)
     mean_after_cut_s = float(model.seconds[model.cut :].mean())
     bias_of_mean = None
@@ -660,9 +663,11 @@ def steadiness(
         bias_of_mean = float(model.seconds.mean()) / mean_after_cut_s - 1.0
     levels = []
     for (begin, end), level_s in zip(pairwise(model.edges), model.levels, strict=True):
-        level_begin = first_step + begin
-        level_end = first_step + end
-        levels.append(StepLevel(first=level_begin, last=level_end - 1, seconds=level_s))
+        levels.append(
+            StepLevel(
+                first=first_step + begin, last=first_step + end - 1, seconds=level_s
+            )
+        )
     pattern = None
     if model.pattern is not None:
         pattern = _pattern_record(model.pattern, model, parts_s)
@@ -713,9 +718,8 @@ def _pattern_record(
 def _kind_records(model: StepModel) -> list[StepKind]:
     """Return the record's entries for kinds that have steps in the stretch, the most frequent one first."""
     stretch_s = model.seconds[model.begin : model.end]
-    regular_s = model.parts_of(
-        model.seconds
-    ).level  # the mean of the most frequent kind
+    parts_s = model.parts_of(model.seconds)
+    regular_s = parts_s.level  # the mean of the most frequent kind
     records = []
     for kind in model.kinds:
         is_member = kind.members[model.begin : model.end]

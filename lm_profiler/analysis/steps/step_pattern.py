@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.steps.statistics import Series, noise_of
 
 _LONGEST_PERIOD = 50  # in steps
-_REPEATS = 3  # a period must be repeated at least this often
-_FEWEST_DIFFERENT = 4  # at least this many steps must differ from the others
+_FEWEST_REPEATS = 3  # a period must be repeated at least this often
+_FEWEST_DIFFERENT_STEPS = 4  # at least this many steps must differ from the others
 # what a split of the phases into two classes must gain: from simulation, see benchmarks/statistics
 _NEEDED_GAIN = 28.0
 # The pattern has the shortest period whose best split gains this share of what the best split of any period gains.
 _LEAST_GAIN_SHARE = 0.7
 # A single step counts for at most this many standard deviations, so that two spikes do not make a pattern.
-_CLIP = 4.0
+_MOST_DEVIATIONS = 4.0
 # The best split must be less likely than this if the same values are in random order.
-_LOG_CHANCE = math.log(0.01)
+_MOST_LOG_CHANCE = math.log(0.01)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
         residuals: (n,) logarithms, relative to their level.
         smallest: the smallest range of the offsets that is a pattern.
     """
-    longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
+    longest = min(residuals.size // _FEWEST_REPEATS, _LONGEST_PERIOD)
     best_splits = [
         next(_splits_by_gain(residuals, period)) for period in range(2, longest + 1)
     ]
@@ -64,7 +64,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
 
 
 def _offsets(residuals: Series, period: int, smallest: float) -> Series:
-    """Return (period,) how far each phase is above or below the base, found by one split after another."""
+    """Return (period,) how far each phase is above (+) or below (-) the base, found by one split after another."""
     unexplained = residuals.copy()
     offsets = np.zeros(period)
     # each split sets at least one more phase apart, so that there are fewer splits than phases
@@ -73,8 +73,8 @@ def _offsets(residuals: Series, period: int, smallest: float) -> Series:
         if split is None:
             break
         is_minority = split.is_minority(unexplained.size)
-        base = np.median(unexplained[~is_minority])
-        difference = float(np.median(unexplained[is_minority]) - base)
+        base_level = np.median(unexplained[~is_minority])
+        difference = float(np.median(unexplained[is_minority]) - base_level)
         # two differences in opposite directions may add up to ``smallest``
         if abs(difference) < smallest / 2:
             break
@@ -94,7 +94,7 @@ def _offset_of_base(offsets: Series) -> float:
 class _Split:
     """A split of the phases of a period into two classes."""
 
-    gain: float
+    gain: float  # how well it explains the values, beyond what the best split gains by chance
     period: int
     # the phases of the smaller class, whose steps are usually slower; the other phases are the base
     minority: tuple[int, ...]
@@ -122,7 +122,7 @@ def _best_split_beyond_chance(residuals: Series, period: int) -> _Split | None:
     """Return the split of ``period`` that gains most among those that chance does not explain; None if there is none.
 
     The split with the highest gain may fail this check. For example, a long step may make the next one a little longer.
-    Then the phases of both steps together gain most, because a step counts for at most ``_CLIP`` deviations, but the
+    Then the phases of both steps together gain most, because a step counts for at most ``_MOST_DEVIATIONS``, but the
     values of the second phase are not beyond the others.
     """
     for split in _splits_by_gain(residuals, period):
@@ -145,7 +145,7 @@ def _splits_by_gain(residuals: Series, period: int) -> Iterator[_Split]:
     whole_periods = residuals[: periods * period].reshape(periods, period)
     medians = np.median(whole_periods, axis=0)
     standardized = (residuals - np.median(medians)) / noise
-    scores = np.clip(standardized, -_CLIP, _CLIP)
+    scores = np.clip(standardized, -_MOST_DEVIATIONS, _MOST_DEVIATIONS)
 
     # (period,) the sum of the scores and the number of steps of each phase, the phase with the lowest median first
     phases = np.arange(count) % period
@@ -204,7 +204,7 @@ def _has_separate_minority(split: _Split, residuals: Series) -> bool:
     # the values of the minority that are beyond 90 % of the others, on either side
     count_above = int((minority_values > np.quantile(other_values, 0.9)).sum())
     count_below = int((minority_values < np.quantile(other_values, 0.1)).sum())
-    fewest_beyond = max(_FEWEST_DIFFERENT, 0.75 * minority_size)
+    fewest_beyond = max(_FEWEST_DIFFERENT_STEPS, 0.75 * minority_size)
     if max(count_above, count_below) < fewest_beyond:
         return False
 
@@ -216,7 +216,7 @@ def _has_separate_minority(split: _Split, residuals: Series) -> bool:
     log_chance = _log_chance_of_overlap(residuals.size, minority_size, overlap)
     # The split was chosen among many, each of which had this chance.
     splits = _number_of_splits(split.period, len(split.minority))
-    return log_chance + math.log(splits) <= _LOG_CHANCE
+    return log_chance + math.log(splits) <= _MOST_LOG_CHANCE
 
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:

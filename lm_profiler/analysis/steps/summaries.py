@@ -49,7 +49,7 @@ WARMUPS = (0, 1, 2, 5)  # numbers of warm-up steps that are commonly used
 
 # The rate of the workers is estimated only if each has made this many batches, on average, during the measurement. With
 # two workers it is then known to within about 50 %, and with twice as many batches to within 25 %.
-_FEWEST_MADE = 1
+_FEWEST_BATCHES_PER_WORKER = 1
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
@@ -384,18 +384,17 @@ def changed_batches_note(
     counts: Sequence[BatchCount], last_step: int, mean: float | None
 ) -> list[str]:
     """Return a note if the number of batches per step of a rank changes up to ``last_step``; ``mean`` is the mean."""
-    known_counts = []
+    batches_by_step: dict[int, int] = {}
     for count in counts:
         if count.batches and count.step <= last_step:
-            known_counts.append(count)
-    numbers = {count.batches for count in known_counts}
-    if len(numbers) < 2 or mean is None:
+            batches_by_step[count.step] = count.batches
+    numbers = list(batches_by_step.values())
+    if len(set(numbers)) < 2 or mean is None:
         return []
-    changed_steps = []
-    for count in known_counts:
-        if count.batches != known_counts[0].batches:
-            changed_steps.append(count.step)
-    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_steps[0]}"
+    first_change = next(
+        step for step, batches in batches_by_step.items() if batches != numbers[0]
+    )
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {first_change}"
     return [f"{steps}: throughput and FLOPs assume {mean:.3g} batches per step"]
 
 
@@ -419,19 +418,24 @@ def lasting_step_s(
     used_batches = steps * batches
     if loader is None or not loader.used_up or used_batches <= 0:
         return mean_s
-    # a batch that is being made counts as half
+    # A batch that is being made counts as half.
     half_made_before = _half_of_unfinished_batches(loader, loader.ready_before)
     half_made_after = _half_of_unfinished_batches(loader, loader.ready_after)
-    made_batches = used_batches - loader.used_up + (half_made_after - half_made_before)
+    # ``used_up`` is by how many batches the queue became shorter
+    finished_batches = used_batches - loader.used_up
+    made_batches = finished_batches + (half_made_after - half_made_before)
     workers = max(loader.workers or 0, 1)
-    if made_batches < _FEWEST_MADE * workers:
+    if made_batches < _FEWEST_BATCHES_PER_WORKER * workers:
         return None
     # in the long run the loop uses batches as fast as they are made
     return mean_s * used_batches / made_batches
 
 
 def _half_of_unfinished_batches(loader: LoaderFacts, ready: int | None) -> float:
-    """Return half the number of batches that workers are making while ``ready`` are in the queue; 0 if it is full."""
+    """Return half the number of batches that workers are making while ``ready`` are in the queue; 0 if it is full.
+
+    The queue has places for ``loader.ahead`` batches.
+    """
     free_places = max((loader.ahead or 0) - (ready or 0), 0)
     batches = min(loader.workers or 0, free_places)
     return batches / 2.0

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.statistics import FINEST, rank_correlation
+from lm_profiler.analysis.steps.statistics import LEAST_NOISE, rank_correlation
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
 from lm_profiler.analysis.watch.level_change import Course, LevelChange
 from lm_profiler.analysis.watch.reported_changes import ReportedChanges
@@ -343,7 +343,7 @@ class LevelFollower:
             return None, 0
         # The variance of a difference is twice that of a block.
         variance = float(squares.mean()) / 2.0
-        return max(math.sqrt(variance), FINEST), len(squares)
+        return max(math.sqrt(variance), LEAST_NOISE), len(squares)
 
     def _likeliest_onset(self, begin: int, old_level: float, size: float) -> int:
         """Return the index of the most likely first block of a new level, which differs by ``size`` from ``old_level``.
