@@ -247,16 +247,16 @@ class _MarkedStep(_Wrapper):
             else:
                 kwargs["closure"] = closure_outside_phase
         if not (has_closure and self._calls_closure_first):
-            self._begin_phase()
+            self._mark(tape.OPTIMIZER)
         try:
             result = self._method(*args, **kwargs)
         except BaseException:
             guard.run(timeline.mark, tape.FAIL)
             if self._is_open:
-                self._end_phase()
+                self._mark(tape.OPTIMIZED)
             raise
         if self._is_open:
-            # ``_end_phase``, written out
+            # ``_mark``, written out
             self._is_open = False
             try:
                 timeline.note((tape.OPTIMIZED, timeline.clock()))
@@ -269,9 +269,9 @@ class _MarkedStep(_Wrapper):
     ) -> Any:
         """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
         if self._is_open:
-            self._end_phase()
+            self._mark(tape.OPTIMIZED)
         result = closure(*args, **kwargs)
-        # ``_begin_phase``, written out, as this runs in each step of most optimizers
+        # ``_mark``, written out, as this runs in each step of most optimizers
         timeline = self._timeline
         self._is_open = True
         try:
@@ -280,22 +280,14 @@ class _MarkedStep(_Wrapper):
             timeline.guard.handle(error)
         return result
 
-    # The next two methods run within steps, so Guard.run and Timeline.mark are written out.
+    def _mark(self, code: int) -> None:
+        """Begin the phase optimizer (``tape.OPTIMIZER``), or end it (``tape.OPTIMIZED``).
 
-    def _begin_phase(self) -> None:
-        """Begin the phase optimizer."""
+        This runs within steps, so Guard.run and Timeline.mark are written out.
+        """
         timeline = self._timeline
-        self._is_open = True
+        self._is_open = code == tape.OPTIMIZER
         try:
-            timeline.note((tape.OPTIMIZER, timeline.clock()))
-        except BaseException as error:
-            timeline.guard.handle(error)
-
-    def _end_phase(self) -> None:
-        """End the phase optimizer."""
-        timeline = self._timeline
-        self._is_open = False
-        try:
-            timeline.note((tape.OPTIMIZED, timeline.clock()))
+            timeline.note((code, timeline.clock()))
         except BaseException as error:
             timeline.guard.handle(error)

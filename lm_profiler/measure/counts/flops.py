@@ -328,8 +328,7 @@ def _recurrent_layer(
     x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any
 ) -> int:
     """Count a recurrent layer: each element of the sequences ``x`` is multiplied with both weights once."""
-    tokens = prod(x.shape[:-1])
-    return 2 * tokens * (w_input.numel() + w_hidden.numel())
+    return _recurrent_layers(x, (w_input, w_hidden))
 
 
 def _recurrent_layers(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:

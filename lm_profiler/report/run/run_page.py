@@ -168,9 +168,11 @@ def summary_lines(record: RunRecord) -> list[str]:
         step_lines,
         ranks_lines,
         why_lines,
+        _wait_lines,
+        odd_lines,
+        other_lines,
+        _expert_line,
     ):
-        lines += lines_of(record)
-    for lines_of in (_wait_lines, odd_lines, other_lines, _expert_line):
         lines += lines_of(record)
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
