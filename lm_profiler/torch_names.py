@@ -216,6 +216,11 @@ ITERATED_DATASET = PrivateName(
     "shows which of several loaders a loop iterates over",
     "settings of that loader unknown",
 )
+NO_FUNCTION_MODES = PrivateName(
+    "torch._C.DisableTorchFunction",
+    "reads tensors without being observed by the program's own function modes",
+    "those modes observe it",
+)
 WEIGHT_VERSION = PrivateName(
     "Parameter._version",
     "shows whether a tensor is changed in place between two calls that read it",

@@ -36,6 +36,7 @@ from lm_profiler.record.run_record import (
     ExpertLoad,
     Failure,
     Flops,
+    LargeResult,
     LoaderFacts,
     LoopKind,
     MemoryCauses,
@@ -50,6 +51,7 @@ from lm_profiler.record.run_record import (
     PlannedMemory,
     PythonTime,
     RecordError,
+    RepeatedResult,
     Settings,
     Status,
     StepCounters,
@@ -117,6 +119,8 @@ class Evidence:
     outer_calls: Sequence[OuterCall] = ()
     data_calls: Sequence[OuterCall] = ()
     slow_calls: Sequence[PythonTime] = ()
+    large_results: Sequence[LargeResult] = ()
+    repeated_results: Sequence[RepeatedResult] = ()
     # of a batch that a worker of the loader loads
     worker_times: Sequence[PythonTime] = ()
     # the operators that count as Python code in ``python_times``

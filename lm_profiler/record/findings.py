@@ -259,7 +259,7 @@ FindingName = Literal[
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "groups", "optimizer_products", "clip", "compile", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "padding", "dispatch_mode", "threads",
-    "slow_call", NeedlessReason,
+    "slow_call", "same_result", "large_result", NeedlessReason,
 ]  # fmt: skip
 
 

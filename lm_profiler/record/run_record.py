@@ -606,6 +606,49 @@ class OuterCall(Part):
     )
 
 
+class RepeatedResult(Part):
+    """A function of the program that computed a result again: from the same arguments, in one followed step."""
+
+    phase: str = figure("phase", "text", "phase of the step in which the function ran")
+    function: str = figure(
+        "function", "text", "function that returns the same result again"
+    )
+    file: str = figure("file", "text", "file that contains the function")
+    line: int = figure("line", "count", "number of the function's first line")
+    calls: int = figure("calls", "count", "how often the step calls the function")
+    repeats: int = figure(
+        "repeats",
+        "count",
+        "calls of the step with the arguments and the result of an earlier one",
+    )
+    seconds: float = figure(
+        "time of the repeats",
+        "ms",
+        "time of these calls in one step, with everything that they call",
+    )
+    has_gradients: bool = False  # whether autograd records the result
+
+
+class LargeResult(Part):
+    """A function that returns more than the samples of the batch need, which are made of its results."""
+
+    function: str = figure(
+        "function", "text", "function whose results are larger than the samples"
+    )
+    file: str = figure("file", "text", "file that contains the function")
+    line: int = figure("line", "count", "number of the function's first line")
+    seconds: float = figure(
+        "time, callees included",
+        "ms",
+        "time of the function in one step, with everything that it calls",
+    )
+    shape: str = figure("shape", "text", "shape of a result of the function")
+    used_shape: str = figure("shape of a sample", "text", "shape of a sample")
+    used_share: float = figure(
+        "used", "%", "size of the samples, as a share of that of the results"
+    )
+
+
 class CodePart(Part):
     """Code that the program marks as a part of its own (``lm_profiler.part``), in the measured steps of rank 0."""
 
@@ -954,6 +997,10 @@ class RunRecord(Part):
     # the lines of that step with a call of a library that is slow in a known way; ``what`` names the call, and the time
     # is that of the whole line
     slow_calls: list[PythonTime] = Field(default_factory=list)
+    # the program's functions that return more than the samples of the batch need
+    large_results: list[LargeResult] = Field(default_factory=list)
+    # the program's functions that compute a result again in that step
+    repeated_results: list[RepeatedResult] = Field(default_factory=list)
     # operators of the memory stage that factorize matrices or solve systems, for which float32 may have too few digits
     factorizing_operators: list[str] = Field(default_factory=list)
     # the shares of the operators of forward and backward that torch.compile does not fuse

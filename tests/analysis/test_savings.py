@@ -28,6 +28,7 @@ from lm_profiler.record.run_record import (
     Contributor,
     Finding,
     Floor,
+    LargeResult,
     LoaderFacts,
     NeedlessKind,
     NeedlessOperators,
@@ -38,6 +39,7 @@ from lm_profiler.record.run_record import (
     OuterCall,
     OutsideSteps,
     OwnedTime,
+    RepeatedResult,
     RunRecord,
     Settings,
     StepCounters,
@@ -85,6 +87,12 @@ def needless(reason: NeedlessReason) -> dict[str, Any]:
         file="net.py", line=12, function="Net.forward",
     )  # fmt: skip
     return {"needless_operators": [operators]}
+
+
+def repeated_result(ms: float, phase: str = "forward", **facts: Any) -> RepeatedResult:
+    return RepeatedResult(
+        phase=phase, function="kernel", file="net.py", line=3, seconds=ms * 1e-3, **{"calls": 4, "repeats": 3, **facts}
+    )
 
 
 def gaps_of_ms(times_ms: dict[str, float]) -> OtherByOwner:
@@ -276,6 +284,21 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a slow rank": ("ranks", 30.0, record_with(ranks=made_ranks(excess_ms=31.0))),
     "clipping after each of four batches": (
         "clip", 0.75 * 12.0, clipping(12.0, clipped_batches=160, early_clips=120),
+    ),
+    "a kernel that is computed for each recording": (
+        "same_result", 30.0,
+        record_with({"data": 60.0}, repeated_results=[repeated_result(30.0, phase="data")],
+                    settings=Settings(num_workers=0, cores=2)),
+    ),
+    "photographs that are prepared before they are cropped": (
+        "large_result", 45.0,
+        record_with({"data": 60.0}, settings=Settings(num_workers=0, cores=2), large_results=[
+            LargeResult(function="tone", file="net.py", line=3, seconds=0.050, shape="3 x 80 x 80",
+                        used_shape="3 x 25 x 25", used_share=0.1),
+        ]),
+    ),
+    "a graph that each layer normalizes": (
+        "same_result", 25.0, record_with(HALVES, **needless("repeated"), repeated_results=[repeated_result(25.0)]),
     ),
     "every fifth step": (
         "pattern", 12.0, record_with(steadiness=record_with().steadiness.model_copy(
@@ -482,6 +505,39 @@ def test_every_kind_of_finding_is_planted_here() -> None:
     planted = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely_share < 1.0} <= planted
     assert len(FINDERS) <= len(planted)
+
+
+@pytest.mark.parametrize(
+    "data_ms, repeated_ms, names, input_ms",
+    [(60.0, 40.0, ["same_result"], None), (60.0, 10.0, ["input", "same_result"], 50.0)],
+)
+def test_no_time_is_in_two_findings_about_the_batch(
+    data_ms: float, repeated_ms: float, names: list[str], input_ms: float | None
+) -> None:
+    """A general finding gives way to the one that names the function, or keeps only the rest of the time."""
+    record = record_with({"data": data_ms}, repeated_results=[repeated_result(repeated_ms, phase="data")])
+    found = {finding.name: finding for finding in findings_of(record)}
+    assert [*found] == names
+    if input_ms is not None:
+        assert found["input"].saves_s * 1e3 == pytest.approx(input_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "facts, most_ms",
+    [
+        ({"calls": 4, "repeats": 3}, 4 / 3 * 12.0 * 1.25),  # kept from step to step, no call is left
+        ({"calls": 6, "repeats": 3}, 12.0 * 1.25),
+        # backward takes twice as long as these calls
+        ({"calls": 4, "repeats": 3, "has_gradients": True}, 36.0 * 1.25),
+    ],
+)
+def test_a_result_that_is_kept_saves_at_most_all_calls_with_their_backward(
+    facts: dict[str, Any], most_ms: float
+) -> None:
+    times_ms = {"forward": 48.0, "backward": 48.0, "other": 0.0}
+    found = found_in(record_with(times_ms, repeated_results=[repeated_result(12.0, **facts)]), "same_result")
+    assert found.high_s is not None
+    assert found.high_s * 1e3 == pytest.approx(most_ms, rel=0.05)
 
 
 def test_nothing_is_found_where_nothing_stands_out() -> None:

@@ -953,6 +953,26 @@ def _repeated_text(finding: Finding, settings: Settings) -> str:
     return f"Reuse the first result: {code} repeats a computation of the same step on the same values."
 
 
+def _same_result_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a function that computes the same result again."""
+    calls = int(finding.facts.get("calls", 0.0))
+    repeats = int(finding.facts.get("repeats", 0.0))
+    remedy = "keep it (functools.lru_cache, or compute it before training)"
+    if finding.facts.get("has_gradients"):
+        # the weights change from step to step
+        remedy = "call it once and reuse the result"
+    if repeats == calls - 1:
+        which = f"all {calls} calls of a step"
+    else:
+        which = f"{repeats} of {calls} calls of a step as an earlier call"
+    return f"{_place_text(finding)} returns the same result in {which}, from the same arguments: {remedy}."
+
+
+def _large_result_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a function that returns more than the samples need."""
+    return f"Crop or resize samples before {_place_text(finding)}, not after it: it returns {finding.what}."
+
+
 def _unfused_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a costly place between the layers; torch.compile is left out where it cannot help."""
     code = _line_or_operator(finding)
@@ -1064,6 +1084,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("broadcast", _broadcast_text, likely_share=0.8),
     Remedy("unused", _unused_text, likely_share=0.9),
     Remedy("repeated", _repeated_text, likely_share=0.9),
+    Remedy("same_result", _same_result_text),
+    Remedy("large_result", _large_result_text, likely_share=0.9),
     Remedy(
         "cancelled",
         _on_operators(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from lm_profiler.analysis.savings.function_results import same_results_s
 from lm_profiler.analysis.savings.needless_work import all_needless_s
 from lm_profiler.analysis.savings.python_code import (
     find_sleeping_phases,
@@ -146,7 +147,7 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
         if finding.phase in MODEL_PHASES:
             explained_s += finding.saves_s
     explained_s += sum(costs.lock_wait_s(phase) for phase in MODEL_PHASES)
-    explained_s += all_needless_s(costs)
+    explained_s += max(all_needless_s(costs), same_results_s(costs))
     share = 1.0 if costs.on_device else _SAVED_BY_COMPILING_ON_CPU
     yield costs.finding(
         "compile",

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lm_profiler.analysis.savings.step_costs import RARE_SHARE, LoopLine, StepCosts
+from lm_profiler.analysis.savings.step_costs import (
+    BACKWARD_PER_FORWARD,
+    RARE_SHARE,
+    LoopLine,
+    StepCosts,
+)
 from lm_profiler.record.run_record import (
     CHECKPOINT,
     EPOCH,
@@ -30,8 +35,6 @@ _LEAST_LINE_SHARE = 0.2
 _ACTING_SHARE = 0.1
 # What is left of an owner's time without the calls that each step needs is too uncertain below this share.
 _LEAST_AVOIDABLE_SHARE = 0.25
-# the time of the backward pass of a layer, which computes two products, by that of its forward pass
-_BACKWARD_PER_FORWARD = 2.0
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 
 
@@ -216,7 +219,7 @@ def _code_of_owner(costs: StepCosts, seconds: float) -> tuple[dict[str, Any], fl
         )
     if fields.get("facts", {}).get("unfrozen"):
         # Without gradients its backward pass is saved; its forward pass, too, if its outputs are kept.
-        backward_s = min(_BACKWARD_PER_FORWARD * code_s, costs.mean_s("backward"))
+        backward_s = min(BACKWARD_PER_FORWARD * code_s, costs.mean_s("backward"))
         fields["high_s"] += backward_s
         code_s = backward_s
     return fields, code_s

@@ -25,6 +25,11 @@ from lm_profiler.analysis.savings.computation import (
     find_syncs,
     find_unfused_operators,
 )
+from lm_profiler.analysis.savings.function_results import (
+    find_large_results,
+    find_same_results,
+    without_time_of_results,
+)
 from lm_profiler.analysis.savings.needless_work import (
     find_needless_operators,
     find_needless_work,
@@ -93,6 +98,8 @@ FINDERS: Sequence[Finder] = (
     find_needless_operators,
     find_costly_optimizer_code,
     find_communication,
+    find_same_results,
+    find_large_results,
 )
 
 
@@ -106,6 +113,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
     findings = without_slow_calls(findings, costs)
+    findings = without_time_of_results(findings, costs)
     findings = [finding for finding in findings if _is_worth_reporting(finding)]
 
     def likely_s(finding: Finding) -> float:

@@ -53,7 +53,7 @@ _MEASURED_AS_WHOLE = (
 )
 _TOLERANCES: Mapping[str, float] = {
     **dict.fromkeys(_MEASURED_AS_WHOLE, _TOLERANCE_IF_MEASURED),
-    "python": _TOLERANCE_OF_PYTHON,
+    **dict.fromkeys(("python", "large_result"), _TOLERANCE_OF_PYTHON),
     **dict.fromkeys(
         (
             "broadcast",
@@ -81,6 +81,8 @@ _UNTRAINED = ("untrained", "unfrozen")
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 # what a line of Python does, if it does not call a package that the program may do without
 _NO_PACKAGES = ("python", "builtin", "torch", "torch in a library", "library", "Python")
+# the time of the backward pass of a layer, which computes two products, by that of its forward pass
+BACKWARD_PER_FORWARD = 2.0
 RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
 SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 MANY_CALLS = 200  # of one operator in a step

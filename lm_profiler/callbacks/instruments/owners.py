@@ -212,6 +212,8 @@ class Owners:
             facts["outer_calls"] = self.python_times.outer_calls(ran_s)
             facts["data_calls"] = self.python_times.data_calls(ran_s)
             facts["slow_calls"] = self.python_times.slow_calls(ran_s)
+            facts["large_results"] = self.python_times.large_results(ran_s)
+            facts["repeated_results"] = self.python_times.repeated_results(ran_s)
         return facts
 
     def thread_use(self) -> dict[str, ThreadUse]:

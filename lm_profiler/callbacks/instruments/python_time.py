@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
@@ -20,6 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from lm_profiler.analysis.remedies.slow_calls import SlowCall
+from lm_profiler.callbacks.instruments.data_calls import DataCalls
+from lm_profiler.callbacks.instruments.function_calls import (
+    Elapsed,
+    FunctionCalls,
+    Line,
+    function_of,
+)
 from lm_profiler.callbacks.instruments.slow_lines import SlowLines
 from lm_profiler.measure.boundary import UNGUARDED, Guard, comes_from_outside
 from lm_profiler.measure.checksums import weights_checksum
@@ -37,8 +44,10 @@ from lm_profiler.record.run_record import (
     EXCHANGE,
     PRINTING,
     ForwardKind,
+    LargeResult,
     OuterCall,
     PythonTime,
+    RepeatedResult,
 )
 
 # The most calls and returns that are followed in a step. Each costs one or two microseconds, so the step takes at most
@@ -87,8 +96,6 @@ _PIPES_OF_PROGRAM = range(3)
 # Linux alone has the usage of a thread.
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 
-Line = tuple[str, int, str]  # file, line and function
-
 
 @dataclass(eq=False)
 class FollowedTime:
@@ -115,39 +122,6 @@ class _OuterCall(NamedTuple):
     phase: int
     function: Line
     depth: int  # the depth of the stack while it runs
-
-
-class _DataCall(NamedTuple):
-    """A call of the program's code that makes a batch."""
-
-    function: Line
-    depth: int  # the depth of the stack while it runs
-    begin_ns: float  # ``total_ns`` of ``_DataCalls`` when the call began
-
-
-class _DataCalls:
-    """The calls of the program's code that make batches, and the time of each function in them."""
-
-    def __init__(self) -> None:
-        # the calls that have not returned, the outermost first
-        self._running: list[_DataCall] = []
-        # the time of each function, with all that it calls
-        self.ns_by_function: defaultdict[Line, float] = defaultdict(float)
-        self.total_ns = 0.0  # the time of all lines of data together
-
-    def begin(self, function: Line, depth: int) -> None:
-        """Note a call of ``function``, which makes the stack as deep as ``depth``."""
-        for call in self._running:
-            # it calls itself: the outer call has the time
-            if call.function == function:
-                return
-        self._running.append(_DataCall(function, depth, self.total_ns))
-
-    def end(self, depth: int) -> None:
-        """Add up the time of the calls that have returned; the stack is now as deep as ``depth``."""
-        while self._running and depth < self._running[-1].depth:
-            call = self._running.pop()
-            self.ns_by_function[call.function] += self.total_ns - call.begin_ns
 
 
 class _Place(NamedTuple):
@@ -292,9 +266,12 @@ class PythonTimes:
     # the outer call that runs now
     _outer_call: _OuterCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
-    _data_calls: _DataCalls = field(default_factory=lambda: _DataCalls())
     _slow_lines: SlowLines = field(default_factory=SlowLines)
     _slow_calls: dict[Line, SlowCall] = field(default_factory=dict)
+    _data_calls: DataCalls = field(default_factory=DataCalls)
+    _function_calls: FunctionCalls = field(default_factory=FunctionCalls)
+    # the time of all lines so far
+    _elapsed: Elapsed = field(default_factory=Elapsed)
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
     _loop_frame: FrameType | None = None
     # the line of that function that makes the call which runs; None if the function is in an installed package
@@ -355,9 +332,7 @@ class PythonTimes:
                 self._enter(self._call_of_c(argument, frame))
             elif len(self._stack) > 1:
                 # a return; functions that were called before ``start`` are not on the stack
-                self._stack.pop()
-                self._end_outer_call()
-                self._data_calls.end(len(self._stack))
+                self._end_call(argument if event == "return" else None)
             self._events_left -= 1
             if self._events_left <= 0:
                 self._cut_phase = self.phase()
@@ -373,6 +348,14 @@ class PythonTimes:
             self.stop()
             self.guard.handle(error)
 
+    def _end_call(self, result: Any) -> None:
+        """Take the call that ends from the stack; ``result`` is None for a C function."""
+        depth = len(self._stack)
+        self._function_calls.end(self.phase(), depth, result, self._elapsed)
+        self._data_calls.end(depth, result)
+        self._stack.pop()
+        self._end_outer_call()
+
     def _add_interval(
         self, owner: FrameType, activity: str, interval_ns: int, ran_ns: int
     ) -> None:
@@ -387,9 +370,11 @@ class PythonTimes:
         followed.intervals += 1
         followed.clock_ns += interval_ns
         followed.ran_ns += ran_ns
+        interval = FollowedTime(interval_ns, ran_ns, calls=0, intervals=1)
+        own_ns = self._cost.own_ns(interval, activity)
+        self._elapsed = Elapsed(self._elapsed.ns + own_ns, self._elapsed.intervals + 1)
         if self.phase() == DATA:
-            interval = FollowedTime(interval_ns, ran_ns, calls=0, intervals=1)
-            self._data_calls.total_ns += self._cost.own_ns(interval, activity)
+            self._data_calls.total_ns += own_ns
 
     def _waited_only_for_cpu(self, activity: str) -> bool:
         """Return whether ``activity``, which has just run, may wait, but was off the CPU without waiting.
@@ -482,8 +467,10 @@ class PythonTimes:
                 return _FollowedCall(caller.owner, _PYTHON)
         if is_outer_forward:
             self._outer_forwards.note(frame)
+        depth = len(self._stack) + 1
         if phase == DATA:
-            self._data_calls.begin(_function_of(frame), depth=len(self._stack) + 1)
+            self._data_calls.begin(function_of(frame), depth)
+        self._function_calls.begin(frame, phase, depth, self._elapsed)
         return _FollowedCall(frame, _PYTHON)
 
     def _is_called_by_program(self, caller: _FollowedCall) -> bool:
@@ -697,6 +684,63 @@ class PythonTimes:
         calls.sort(key=attrgetter("seconds"), reverse=True)
         return calls[:_MOST_LINES]
 
+    def large_results(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[LargeResult]:
+        """Return the functions that make a batch and return more than its samples need, the longest first.
+
+        The times are scaled as in ``data_calls``.
+        """
+        data_s = self._data_calls.total_ns * 1e-9
+        phase_s = (undisturbed_s or {}).get(PARTS[DATA], data_s)
+        rows = []
+        for results in self._data_calls.large_results():
+            file, number, function = results.function
+            rows.append(
+                LargeResult(
+                    function=function,
+                    file=file,
+                    line=number,
+                    seconds=results.share_of_time * phase_s,
+                    shape=_shape_text(results.shape),
+                    used_shape=_shape_text(results.used_shape),
+                    used_share=results.used_share,
+                )
+            )
+        rows.sort(key=attrgetter("seconds"), reverse=True)
+        return rows[:_MOST_LINES]
+
+    def repeated_results(
+        self, undisturbed_s: Mapping[str, float] | None = None
+    ) -> list[RepeatedResult]:
+        """Return the functions of the program that computed a result again, the longest first.
+
+        ``undisturbed_s`` is as in ``shares``.
+        """
+        corrections = self._corrections_by_phase(undisturbed_s or {})
+        rows = []
+        for results in self._function_calls.results():
+            if results.phase >= len(PARTS):
+                continue
+            correction = corrections.get(results.phase, _NO_CORRECTION)
+            extra_cost_ns = correction.event_ns * results.repeated_intervals
+            own_ns = correction.scale * (results.repeated_ns - extra_cost_ns)
+            file, number, function = results.function
+            rows.append(
+                RepeatedResult(
+                    phase=PARTS[results.phase],
+                    file=file,
+                    line=number,
+                    function=function,
+                    calls=results.calls,
+                    repeats=results.repeats,
+                    seconds=max(own_ns, 0.0) * 1e-9,
+                    has_gradients=results.has_gradients,
+                )
+            )
+        rows.sort(key=attrgetter("seconds"), reverse=True)
+        return rows[:_MOST_LINES]
+
     def _corrections_by_phase(
         self, undisturbed_s: Mapping[str, float]
     ) -> dict[int, _Correction]:
@@ -771,6 +815,10 @@ class _Correction(NamedTuple):
 
 
 _NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return " x ".join(str(length) for length in shape)
 
 
 def _row(
@@ -1008,15 +1056,6 @@ def _begins_logging(frame: FrameType, caller: _FollowedCall) -> bool:
         return True
     code = frame.f_code
     return code.co_name.startswith("log") or "torchmetrics" in code.co_filename
-
-
-def _function_of(frame: FrameType) -> Line:
-    """Return file, first line and name of the function that ``frame`` runs; a method has the class of its object."""
-    code = frame.f_code
-    name = qualified_name(code)
-    if code.co_varnames[:1] == ("self",) and "self" in frame.f_locals:
-        name = f"{type(frame.f_locals['self']).__name__}.{code.co_name}"
-    return code.co_filename, code.co_firstlineno, name
 
 
 def _name_of(function: Any) -> str:

@@ -211,6 +211,8 @@ _LISTS_IN_SECTION = {
         "slow_calls",
         "outer_calls",
         "data_calls",
+        "large_results",
+        "repeated_results",
     ),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops", "utilisation.by_dtype"),

@@ -1,0 +1,276 @@
+"""Finds functions of the program that compute the same result again, among the calls that ``PythonTimes`` follows."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lm_profiler.measure.contents import Content, content_of
+from lm_profiler.measure.user_code import installed_package, qualified_name
+
+Line = tuple[str, int, str]  # file, line and function
+
+# A function whose call was shorter is not compared any more: reading its arguments would take as long.
+_SHORT_NS = 50_000
+# A result with fewer numbers or characters is equal by chance, or it only says how something went.
+_FEWEST_ELEMENTS = 16
+# functions of which each call computes only a part, or which return before they run
+_IN_PARTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# arguments with a state that changes with each use
+_RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+class Elapsed(NamedTuple):
+    """The time of all lines that were followed so far."""
+
+    ns: float = 0.0
+    intervals: int = 0  # the number of intervals between events that it consists of
+
+
+@dataclass(eq=False)
+class FunctionResults:
+    """The calls of a function of the program in one phase of a step that was followed."""
+
+    phase: int
+    function: Line
+    calls: int = 0
+    # the calls with the arguments and the result of an earlier call of the step, and their time
+    repeats: int = 0
+    repeated_ns: float = 0.0
+    repeated_intervals: int = 0
+    has_gradients: bool = False  # whether autograd recorded them
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a function, from its begin on."""
+
+    code: CodeType
+    function: Line
+    phase: int
+    depth: int  # the depth of the stack while it runs
+    begin: Elapsed
+    first_inner: int  # the number of calls that had ended before
+    arguments: _Arguments | None  # None if they are unknown
+    random_state: object
+    # set when it ends
+    result: Content | None = None
+    # the tensors and arrays of the result, as far as they still exist
+    result_refs: list[ref[Any]] = field(default_factory=list)
+    has_gradients: bool = False
+    duration: Elapsed = field(default_factory=Elapsed)
+    is_repeat: bool = False
+
+    def repeats(self, earlier: _Call) -> bool:
+        """Return whether this call has computed what ``earlier`` had computed."""
+        if self.result != earlier.result or self.arguments is None:
+            return False
+        if earlier.arguments is None or not self.arguments.equal(earlier.arguments):
+            return False
+        # A result that was stored and is handed out again was not computed again.
+        own = {id(leaf()) for leaf in self.result_refs}
+        kept = {id(leaf()) for leaf in earlier.result_refs if leaf() is not None}
+        return own.isdisjoint(kept)
+
+
+class _Arguments:
+    """The arguments of a call: their content, and which objects those of unknown content are."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Raises TypeError if a value is neither known by its content nor can be recognized."""
+        # A result with one of these identities was handed through.
+        self.ids = {id(value) for value in values.values()}
+        self._contents: dict[str, Content] = {}
+        self._objects: dict[str, ref[Any]] = {}
+        for name, value in values.items():
+            content = content_of(value)
+            if content is not None:
+                self._contents[name] = content
+            elif isinstance(value, (Tensor, np.ndarray, *_RANDOM)):
+                raise TypeError
+            else:
+                self._objects[name] = ref(value)
+
+    def equal(self, other: _Arguments) -> bool:
+        if self._contents != other._contents:
+            return False
+        if self._objects.keys() != other._objects.keys():
+            return False
+        return all(
+            value() is other._objects[name]() for name, value in self._objects.items()
+        )
+
+
+class FunctionCalls:
+    """Compares the calls of the program's functions, as they begin and end in the step that is followed."""
+
+    def __init__(self) -> None:
+        self._running: list[_Call] = []  # the innermost last
+        self._ended: list[_Call] = []
+        self._calls_of_code: defaultdict[int, list[_Call]] = defaultdict(list)
+        # how often each function was called in each phase
+        self._counts: Counter[tuple[int, int]] = Counter()
+        # the functions with short calls; they are kept so that their identities are not used again
+        self._short: dict[int, CodeType] = {}
+
+    def begin(self, frame: FrameType, phase: int, depth: int, elapsed: Elapsed) -> None:
+        """Note that a call of the program's function begins which ``frame`` runs, if its result may be compared.
+
+        Args:
+            frame: the frame of the function.
+            phase: the phase of the step, as an index of ``PARTS``.
+            depth: the depth of the stack while the function runs.
+            elapsed: the time of all lines so far.
+        """
+        code = frame.f_code
+        self._counts[id(code), phase] += 1
+        if id(code) in self._short or not _may_be_kept(frame):
+            return
+        call = _Call(
+            code=code,
+            function=function_of(frame),
+            phase=phase,
+            depth=depth,
+            begin=elapsed,
+            first_inner=len(self._ended),
+            arguments=_arguments_of(frame),
+            random_state=_random_state(),
+        )
+        self._running.append(call)
+
+    def end(self, phase: int, depth: int, result: Any, elapsed: Elapsed) -> None:
+        """Note that the function returns ``result`` whose call made the stack as deep as ``depth``.
+
+        The other arguments are those of ``begin``.
+        """
+        while self._running and self._running[-1].depth > depth:
+            self._running.pop()
+        if not self._running or self._running[-1].depth != depth:
+            return
+        call = self._running.pop()
+        begin = call.begin
+        call.duration = Elapsed(
+            elapsed.ns - begin.ns, elapsed.intervals - begin.intervals
+        )
+        if call.duration.ns < _SHORT_NS:
+            self._short[id(call.code)] = call.code
+            return
+        if call.phase == phase and call.random_state == _random_state():
+            self._compare(call, result)
+
+    def _compare(self, call: _Call, result: Any) -> None:
+        """Keep the content of the ``result`` of ``call``, and note whether an earlier call had it."""
+        if call.arguments is None or id(result) in call.arguments.ids:
+            return
+        content = content_of(result)
+        if content is None or content.elements < _FEWEST_ELEMENTS:
+            return
+        leaves = arrays_in(result)
+        call.result = content
+        call.result_refs = [ref(leaf) for leaf in leaves]
+        call.has_gradients = any(_has_gradient(leaf) for leaf in leaves)
+        earlier_calls = self._calls_of_code[id(call.code)]
+        call.is_repeat = any(call.repeats(earlier) for earlier in earlier_calls)
+        if call.is_repeat:
+            # What it calls need not be kept if its own result is.
+            for inner in self._ended[call.first_inner :]:
+                inner.is_repeat = False
+        earlier_calls.append(call)
+        self._ended.append(call)
+
+    def results(self) -> list[FunctionResults]:
+        """Return the functions that computed a result again."""
+        by_function: dict[tuple[Line, int], FunctionResults] = {}
+        for call in self._ended:
+            if not call.is_repeat:
+                continue
+            key = (call.function, call.phase)
+            if key not in by_function:
+                calls = self._counts[id(call.code), call.phase]
+                by_function[key] = FunctionResults(call.phase, call.function, calls)
+            results = by_function[key]
+            results.repeats += 1
+            results.repeated_ns += call.duration.ns
+            results.repeated_intervals += call.duration.intervals
+            results.has_gradients |= call.has_gradients
+        return [*by_function.values()]
+
+
+def _may_be_kept(frame: FrameType) -> bool:
+    """Return whether the function that ``frame`` runs is the user's, and one whose result could be kept."""
+    code = frame.f_code
+    if code.co_flags & _IN_PARTS or code.co_name.startswith("<"):
+        return False
+    # The trace and the data flow show the forward pass of a module that is repeated.
+    is_forward = code.co_name == "forward"
+    if is_forward and isinstance(_first_argument(frame), nn.Module):
+        return False
+    return not installed_package(code.co_filename)
+
+
+def _first_argument(frame: FrameType) -> Any:
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
+
+
+def _arguments_of(frame: FrameType) -> _Arguments | None:
+    """Return the arguments of the function that ``frame`` begins to run; None if they are unknown."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS)
+    count += bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    # An argument that an inner function uses may be missing here.
+    local_values = frame.f_locals
+    names = code.co_varnames[:count]
+    if any(name not in local_values for name in names):
+        return None
+    try:
+        return _Arguments({name: local_values[name] for name in names})
+    except TypeError:
+        return None
+
+
+def _random_state() -> object:
+    """Return the states of the generators of random numbers on the CPU that programs share."""
+    _, numpy_keys, *numpy_rest = np.random.get_state()
+    return (
+        content_of(torch.default_generator.get_state()),
+        content_of(numpy_keys),
+        numpy_rest,
+        random.getstate(),
+    )
+
+
+def arrays_in(result: Any) -> list[Any]:
+    """Return the tensors and arrays in ``result``, which may be one, or a container of them."""
+    if isinstance(result, (Tensor, np.ndarray)):
+        return [result]
+    parts: list[Any] = []
+    if type(result) is dict:
+        parts = [*result.values()]
+    elif type(result) in (list, tuple):
+        parts = [*result]
+    return [part for part in parts if isinstance(part, (Tensor, np.ndarray))]
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def function_of(frame: FrameType) -> Line:
+    """Return file, first line and name of the function that ``frame`` runs; a method has the class of its object."""
+    code = frame.f_code
+    name = qualified_name(code)
+    if code.co_varnames[:1] == ("self",) and "self" in frame.f_locals:
+        name = f"{type(frame.f_locals['self']).__name__}.{code.co_name}"
+    return code.co_filename, code.co_firstlineno, name

@@ -1,0 +1,307 @@
+"""Which functions compute a result again: planted in a followed step whose clock goes on by known times."""
+
+import functools
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lm_profiler.callbacks.instruments import function_calls
+from lm_profiler.callbacks.instruments.python_time import PythonTimes
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run_record import RepeatedResult
+
+FORWARD, OTHER = PARTS.index("forward"), PARTS.index("other")
+now_ns = [0]
+
+
+def works(milliseconds: float = 1.0) -> None:
+    now_ns[0] += int(milliseconds * 1e6)
+
+
+def repeated_in(work: Callable[[], object], phase: list[int] | None = None) -> list[RepeatedResult]:
+    """The functions that repeat a result in ``work``, by their names without that of the test."""
+    phase = phase or [FORWARD]
+    times = PythonTimes(lambda: phase[0], lambda: now_ns[0], lambda: now_ns[0])
+    assert times.start()
+    work()
+    times.stop()
+    assert times._events_left > 0
+    rows = times.repeated_results()
+    return [row.model_copy(update={"function": row.function.rpartition(".<locals>.")[2]}) for row in rows]
+
+
+def kernel(length: int) -> Tensor:
+    works(2.0)
+    return torch.arange(float(length))
+
+
+def test_calls_with_the_same_arguments_and_result_repeat_the_first() -> None:
+    def step() -> None:
+        for length in (64, 64, 128, 64):
+            kernel(length)
+
+    (row,) = repeated_in(step)
+    assert (row.function, row.calls, row.repeats, row.phase) == ("kernel", 4, 2, "forward")
+    assert row.line == kernel.__code__.co_firstlineno
+    assert row.seconds == pytest.approx(4e-3, rel=0.01)
+    assert not row.has_gradients
+
+
+def test_the_outermost_function_that_repeats_is_the_one_to_keep() -> None:
+    """The recording that it resamples differs in the last call, where only the kernel is the same."""
+
+    def resampled(wave: Tensor) -> Tensor:
+        works()
+        return kernel(64) * wave
+
+    def step() -> None:
+        for factor in (1.0, 1.0, 2.0):
+            resampled(torch.full((64,), factor))
+
+    rows = {row.function: row for row in repeated_in(step)}
+    assert {name: row.repeats for name, row in rows.items()} == {"resampled": 1, "kernel": 1}
+    assert rows["resampled"].seconds == pytest.approx(3e-3, rel=0.01)
+
+
+def test_a_gradient_is_the_same_whatever_its_graph() -> None:
+    def gradient(values: Tensor, places: Tensor) -> Tensor:
+        works()
+        return torch.autograd.grad(values.sum(), places, create_graph=True)[0]
+
+    places = torch.rand(16, 2, requires_grad=True)
+    values = places.square()
+
+    def step() -> None:
+        gradient(values, places)
+        gradient(2 * values, places)
+        gradient(values, places)
+
+    (row,) = repeated_in(step)
+    assert (row.calls, row.repeats, row.has_gradients) == (3, 1, True)
+
+
+def test_a_method_repeats_a_result_only_on_the_same_object() -> None:
+    class Layer:
+        def graph(self) -> np.ndarray[Any, Any]:
+            works()
+            return np.arange(32)
+
+    layer, other = Layer(), Layer()
+
+    def step() -> None:
+        for receiver in (layer, other, layer):
+            receiver.graph()
+
+    (row,) = repeated_in(step)
+    assert (row.function, row.repeats) == ("Layer.graph", 1)
+
+
+def random_images() -> Callable[[], object]:
+    def augmented(image: Tensor) -> Tensor:
+        works()
+        return image + torch.rand(())
+
+    return lambda: augmented(torch.ones(4, 4))
+
+
+def random_image_by_chance_the_same(draw: Callable[[], object]) -> Callable[[], object]:
+    def flipped(image: Tensor) -> Tensor:
+        works()
+        draw()
+        return image.flip(0)
+
+    return lambda: flipped(torch.ones(4, 4))
+
+
+def own_cache() -> Callable[[], object]:
+    stored = kernel(64)
+
+    def cached() -> tuple[Tensor, int]:
+        works()
+        return stored, 3
+
+    return cached
+
+
+def library_cache() -> Callable[[], object]:
+    return functools.partial(functools.lru_cache(kernel), 64)
+
+
+def moving_average() -> Callable[[], object]:
+    average = torch.zeros(32)
+
+    def update() -> Tensor:
+        works()
+        return average.lerp_(torch.ones(32), 0.1).clone()
+
+    return update
+
+
+def other_arguments() -> Callable[[], object]:
+    """Of which the result does not show that they differ."""
+    numbers = iter(range(9))
+
+    def clipped(values: Tensor) -> Tensor:
+        works()
+        return values.clamp(max=0.0)
+
+    return lambda: clipped(torch.full((32,), float(next(numbers))))
+
+
+def argument_handed_through() -> Callable[[], object]:
+    batch = torch.ones(32)
+
+    def normalized(values: Tensor) -> Tensor:
+        works()
+        return values
+
+    return lambda: normalized(batch)
+
+
+def changed_argument() -> Callable[[], object]:
+    """It is changed in each call, and the last one was the same."""
+
+    def drained(batch: list[int]) -> list[int]:
+        works()
+        batch.clear()
+        return [0] * 32
+
+    lengths = iter(range(1, 9))
+    return lambda: drained([1] * next(lengths))
+
+
+def figures() -> Callable[[], object]:
+    def metric() -> tuple[float, float]:
+        works()
+        return 0.5, 0.25
+
+    return metric
+
+
+def short_function() -> Callable[[], object]:
+    def small() -> Tensor:
+        works(0.01)
+        return torch.ones(32)
+
+    return small
+
+
+def elements() -> Callable[[], object]:
+    def rows() -> Iterator[Tensor]:
+        works()
+        yield torch.ones(32)
+
+    return lambda: list(rows())
+
+
+def unknown_result() -> Callable[[], object]:
+    class Batch:
+        pass
+
+    def batch() -> Batch:
+        works()
+        return Batch()
+
+    return batch
+
+
+def own_generator() -> Callable[[], object]:
+    generator = torch.Generator()
+
+    def drawn(generator: torch.Generator) -> Tensor:
+        works()
+        return torch.ones(32)
+
+    return lambda: drawn(generator)
+
+
+def module() -> Callable[[], object]:
+    class Layer(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            works()
+            return values * 2
+
+    layer = Layer()
+    return lambda: layer(torch.ones(32))
+
+
+def shared_phases(phase: list[int]) -> Callable[[], object]:
+    def trained() -> Tensor:
+        works()
+        phase[0] = FORWARD if phase[0] == OTHER else OTHER
+        return torch.ones(32)
+
+    return trained
+
+
+NOT_REPEATED: dict[str, Callable[[], Callable[[], object]]] = {
+    "random images": random_images,
+    "torch's random numbers": lambda: random_image_by_chance_the_same(lambda: torch.rand(1)),
+    "NumPy's random numbers": lambda: random_image_by_chance_the_same(np.random.rand),
+    "Python's random numbers": lambda: random_image_by_chance_the_same(random.random),
+    "a generator": own_generator,
+    "a cache of its own": own_cache,
+    "lru_cache": library_cache,
+    "a moving average": moving_average,
+    "other arguments": other_arguments,
+    "an argument": argument_handed_through,
+    "an argument that changes": changed_argument,
+    "figures": figures,
+    "a short function": short_function,
+    "elements": elements,
+    "an unknown result": unknown_result,
+    "a module": module,
+}
+
+
+@pytest.mark.parametrize("case", NOT_REPEATED)
+def test_what_is_not_computed_again_is_no_repetition(case: str) -> None:
+    call = NOT_REPEATED[case]()
+
+    def step() -> None:
+        for _ in range(3):
+            call()
+
+    assert repeated_in(step) == []
+
+
+def test_a_function_in_which_a_phase_begins_is_left_out() -> None:
+    phase = [OTHER]
+    call = shared_phases(phase)
+    assert repeated_in(lambda: [call() for _ in range(4)], phase) == []
+
+
+def test_values_are_not_kept_alive() -> None:
+    references: list[weakref.ref[Tensor]] = []
+
+    def table(scale: Tensor) -> Tensor:
+        works()
+        result = scale * 2
+        references.extend([weakref.ref(scale), weakref.ref(result)])
+        return result
+
+    def step() -> None:
+        for _ in range(3):
+            table(torch.ones(32))
+        assert [reference() for reference in references] == [None] * 6
+
+    (row,) = repeated_in(step)
+    assert row.repeats == 2
+
+
+def test_reading_the_values_is_no_time_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = function_calls.content_of
+
+    def slowly_read(value: object) -> object:
+        works(50.0)
+        return read(value)
+
+    monkeypatch.setattr(function_calls, "content_of", slowly_read)
+    (row,) = repeated_in(lambda: [kernel(64) for _ in range(3)])
+    assert row.seconds == pytest.approx(4e-3, rel=0.01)
