@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,9 +155,10 @@ def _may_contain(shape: tuple[int, ...], sample_shape: tuple[int, ...]) -> bool:
     used_shape = sample_shape[-dimensions:]
     if math.prod(shape) < _LARGER * math.prod(used_shape):
         return False
-    shorter = 0  # the number of dimensions in which the sample is shorter
-    for length, used_length in zip(sorted(shape), sorted(used_shape), strict=True):
-        if used_length > length:
-            return False
-        shorter += used_length < length
-    return shorter >= _FEWEST_SHORTER
+    # the dimensions that differ, whatever their order
+    lengths = sorted((Counter(shape) - Counter(used_shape)).elements())
+    used_lengths = sorted((Counter(used_shape) - Counter(shape)).elements())
+    if len(lengths) < _FEWEST_SHORTER:
+        return False
+    pairs = zip(lengths, used_lengths, strict=True)
+    return all(length > used_length for length, used_length in pairs)
