@@ -957,7 +957,10 @@ def _same_result_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about a function that computes the same result again."""
     calls = int(finding.facts.get("calls", 0.0))
     repeats = int(finding.facts.get("repeats", 0.0))
-    remedy = "keep it (functools.lru_cache, or compute it before training)"
+    remedy = (
+        "compute it once and keep it (once per step, or before training if the arguments do not change; "
+        "functools.lru_cache does so for arguments that are no tensors)"
+    )
     if finding.facts.get("has_gradients"):
         # the weights change from step to step
         remedy = "call it once and reuse the result"
