@@ -47,6 +47,10 @@ ERRORS: list[Callable[[], BaseException]] = [
 ]
 
 
+# They raise for a Trainer that cannot be profiled, before anything is measured, and the user must see it.
+REFUSALS = {"_check_trainer"}
+
+
 @pytest.fixture(autouse=True)
 def files_of_faults() -> Iterator[None]:
     """Close what a fault between a file's opening and its ``with`` left open, before another test collects garbage."""
@@ -146,6 +150,9 @@ def test_no_fault_in_any_function_reaches_the_training(tmp_path: Path, capfd: py
     places = []
     for number, place in enumerate(called):
         is_in_loop = number <= loop_ended
+        code, _ = place
+        if code.co_name in REFUSALS:
+            continue
         if number % (11 if is_in_loop else 100) == 0:
             places.append(place)
     assert_no_fault_is_felt(places, Tiny, tmp_path, capfd)
