@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from lm_profiler.measure.user_code import installed_package, qualified_name
 
 Line = tuple[str, int, str]  # file, line and function
 
+# The most time that reading arguments and results may take in a step. The step is that much longer, so it is bounded.
+_MOST_NS = 500_000_000
 # A function whose call was shorter is not compared any more: reading its arguments would take as long.
 _SHORT_NS = 50_000
 # A result with fewer numbers or characters is equal by chance, or it only says how something went.
@@ -112,9 +114,14 @@ class _Arguments:
 
 
 class FunctionCalls:
-    """Compares the calls of the program's functions, as they begin and end in the step that is followed."""
+    """Compares the calls of the program's functions, as they begin and end in the step that is followed.
 
-    def __init__(self) -> None:
+    ``clock`` returns nanoseconds. Once ``_MOST_NS`` is used up, later calls are not compared.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._ns_left = _MOST_NS
         self._running: list[_Call] = []  # the innermost last
         self._ended: list[_Call] = []
         self._calls_of_code: defaultdict[int, list[_Call]] = defaultdict(list)
@@ -134,8 +141,9 @@ class FunctionCalls:
         """
         code = frame.f_code
         self._counts[id(code), phase] += 1
-        if id(code) in self._short or not _may_be_kept(frame):
+        if self._ns_left <= 0 or id(code) in self._short or not _may_be_kept(frame):
             return
+        begin_ns = self._clock()
         call = _Call(
             code=code,
             function=function_of(frame),
@@ -147,6 +155,7 @@ class FunctionCalls:
             random_state=_random_state(),
         )
         self._running.append(call)
+        self._ns_left -= self._clock() - begin_ns
 
     def end(self, phase: int, depth: int, result: Any, elapsed: Elapsed) -> None:
         """Note that the function returns ``result`` whose call made the stack as deep as ``depth``.
@@ -165,8 +174,10 @@ class FunctionCalls:
         if call.duration.ns < _SHORT_NS:
             self._short[id(call.code)] = call.code
             return
+        begin_ns = self._clock()
         if call.phase == phase and call.random_state == _random_state():
             self._compare(call, result)
+        self._ns_left -= self._clock() - begin_ns
 
     def _compare(self, call: _Call, result: Any) -> None:
         """Keep the content of the ``result`` of ``call``, and note whether an earlier call had it."""
@@ -242,25 +253,31 @@ def _arguments_of(frame: FrameType) -> _Arguments | None:
 
 def _random_state() -> object:
     """Return the states of the generators of random numbers on the CPU that programs share."""
-    _, numpy_keys, *numpy_rest = np.random.get_state()
     return (
         content_of(torch.default_generator.get_state()),
-        content_of(numpy_keys),
-        numpy_rest,
+        # the form that every generator has; for others than the usual one, NumPy warns about the older form
+        content_of(np.random.get_state(legacy=False)),
         random.getstate(),
     )
 
 
 def arrays_in(result: Any) -> list[Any]:
-    """Return the tensors and arrays in ``result``, which may be one, or a container of them."""
-    if isinstance(result, (Tensor, np.ndarray)):
+    """Return the tensors and arrays in ``result``, which may be one, or a container of them.
+
+    Those of other classes are left out: reading their shape may call code of the program.
+    """
+    if _is_array(result):
         return [result]
     parts: list[Any] = []
     if type(result) is dict:
         parts = [*result.values()]
     elif type(result) in (list, tuple):
         parts = [*result]
-    return [part for part in parts if isinstance(part, (Tensor, np.ndarray))]
+    return [part for part in parts if _is_array(part)]
+
+
+def _is_array(value: Any) -> bool:
+    return type(value) in (Tensor, nn.Parameter, np.ndarray)
 
 
 def _has_gradient(leaf: Any) -> bool:

@@ -259,6 +259,8 @@ class PythonTimes:
     # that is not known
     is_trained: Callable[[nn.Module], bool] | None = None
     may_follow: Callable[[nn.Module], bool] | None = None
+    # whether arguments and results of functions are read, to find results that are computed again
+    compares_results: bool = True
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     _followed: dict[_Place, FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
@@ -269,7 +271,6 @@ class PythonTimes:
     _slow_lines: SlowLines = field(default_factory=SlowLines)
     _slow_calls: dict[Line, SlowCall] = field(default_factory=dict)
     _data_calls: DataCalls = field(default_factory=DataCalls)
-    _function_calls: FunctionCalls = field(default_factory=FunctionCalls)
     # the time of all lines so far
     _elapsed: Elapsed = field(default_factory=Elapsed)
     # the frame of the function with the program's own loop; None if it made no call outside of all phases
@@ -288,6 +289,9 @@ class PythonTimes:
 
     def __post_init__(self) -> None:
         self._outer_forwards = _OuterForwards(self.is_trained, self.may_follow)
+        self._function_calls: FunctionCalls | None = None
+        if self.compares_results:
+            self._function_calls = FunctionCalls(self.clock)
 
     def start(self) -> bool:
         """Start to follow; returns False if another profiler already follows this thread."""
@@ -351,7 +355,8 @@ class PythonTimes:
     def _end_call(self, result: Any) -> None:
         """Take the call that ends from the stack; ``result`` is None for a C function."""
         depth = len(self._stack)
-        self._function_calls.end(self.phase(), depth, result, self._elapsed)
+        if self._function_calls is not None:
+            self._function_calls.end(self.phase(), depth, result, self._elapsed)
         self._data_calls.end(depth, result)
         self._stack.pop()
         self._end_outer_call()
@@ -470,7 +475,8 @@ class PythonTimes:
         depth = len(self._stack) + 1
         if phase == DATA:
             self._data_calls.begin(function_of(frame), depth)
-        self._function_calls.begin(frame, phase, depth, self._elapsed)
+        if self._function_calls is not None:
+            self._function_calls.begin(frame, phase, depth, self._elapsed)
         return _FollowedCall(frame, _PYTHON)
 
     def _is_called_by_program(self, caller: _FollowedCall) -> bool:
@@ -719,7 +725,10 @@ class PythonTimes:
         """
         corrections = self._corrections_by_phase(undisturbed_s or {})
         rows = []
-        for results in self._function_calls.results():
+        results_again = []
+        if self._function_calls is not None:
+            results_again = self._function_calls.results()
+        for results in results_again:
             if results.phase >= len(PARTS):
                 continue
             correction = corrections.get(results.phase, _NO_CORRECTION)

@@ -2,8 +2,10 @@
 
 import functools
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_profiler.callbacks.instruments import function_calls
+from lm_profiler.callbacks.instruments.function_calls import Elapsed, FunctionCalls
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import RepeatedResult
@@ -299,9 +302,42 @@ def test_reading_the_values_is_no_time_of_the_program(monkeypatch: pytest.Monkey
     read = function_calls.content_of
 
     def slowly_read(value: object) -> object:
-        works(50.0)
+        works(5.0)
         return read(value)
 
     monkeypatch.setattr(function_calls, "content_of", slowly_read)
     (row,) = repeated_in(lambda: [kernel(64) for _ in range(3)])
     assert row.seconds == pytest.approx(4e-3, rel=0.01)
+
+
+def a_frame() -> FrameType:
+    return sys._getframe()
+
+
+def test_reading_arguments_takes_a_bounded_time() -> None:
+    """A reading of the clock costs 0.2 s here: the limit is reached in the second call."""
+    readings = iter(range(0, 100 * 200_000_000, 200_000_000))
+    calls = FunctionCalls(lambda: next(readings))
+    elapsed = 0.0
+    frames = [a_frame() for _ in range(6)]
+    for frame in frames:
+        calls.begin(frame, FORWARD, depth=1, elapsed=Elapsed(elapsed, 0))
+        elapsed += 1e6
+        calls.end(FORWARD, depth=1, result=torch.arange(64.0), elapsed=Elapsed(elapsed, 0))
+    (results,) = calls.results()
+    assert (results.calls, results.repeats) == (6, 1)
+
+
+def test_another_generator_of_numpy_is_read_without_a_warning() -> None:
+    def drawn() -> Tensor:
+        works()
+        np.random.random()
+        return torch.arange(64.0)
+
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(0))
+    try:
+        assert repeated_in(lambda: [drawn(), drawn()]) == []
+        assert len(repeated_in(lambda: [kernel(64), kernel(64)])) == 1
+    finally:
+        np.random.set_bit_generator(usual)
