@@ -207,7 +207,7 @@ def _keeps_states(
 def _has_changed_states(
     step: StepCalls, numbers: Sequence[int], products_with_inputs: Container[int]
 ) -> bool:
-    """Return whether other calls of forward make states for a cell, besides its first ones, or write to its states."""
+    """Return whether other calls of forward write to a cell's states, or make states besides the first ones."""
     written: set[int] = set()  # storages that the cell writes
     for number in numbers:
         written.update(step.calls[number].writes)

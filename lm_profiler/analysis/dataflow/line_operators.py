@@ -21,7 +21,7 @@ _PYTHON, _OPERATORS = "python", "torch"  # what a line does: ``PythonTime.what``
 def operators_of_lines(step: StepCalls) -> list[LineOperators]:
     """Return the operators of forward and backward that lines run without calling a function, the longest first.
 
-    The overhead of calling an operator is left out: it does not belong to the operator's work.
+    The overhead of calling an operator is left out, because it is no work of the operator.
     """
     call_overhead_s = overhead_of_calling_s(step)
     # by phase and line

@@ -28,28 +28,32 @@ from lm_profiler.record.run_record import (
 # A rank is blamed only if other programs can have caused at most this share of its delay.
 _MOST_SHARE_BY_OTHERS = 0.5
 
-_LEAST_SAVING = 0.02  # fixing slow ranks is reported if it saves this share of the step
+_LEAST_SAVED_SHARE = (
+    0.02  # fixing slow ranks is reported if it saves this share of the step
+)
 
-_LEAST_JITTER = 0.05  # if no single rank is slow: making a part equal on all ranks must save this share of the step
+# if no single rank is slow: making a part equal on all ranks must save this share of the step
+_LEAST_SAVED_IF_EVEN = 0.05
 
 # A slow rank is reported only if the saving is smaller by this share when all others are fixed but it is not.
-_LEAST_LOSS = 0.1
+_LEAST_LOST_SHARE = 0.1
 
 # If more ranks than this are slow in one part, they are reported together or not at all.
-_SINGLE_RANKS = 4
+_MOST_SINGLE_RANKS = 4
 
 # Ranks take turns in a part if its coefficient of variation, over ranks within a step, is this large; less is noise.
-_UNEVEN = 0.20
+_LEAST_VARIATION = 0.20
 
 # the quantile of the normal distribution that is exceeded in 1 % of cases
 _CHANCE_QUANTILE = 2.33
 
-_SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
+# a rank that causes more than this share of all waiting does not take turns with others
+_LEAST_SHARE_OF_SINGLE_CAUSE = 0.8
 
 # so that the time of threads is not divided by almost 0 (1 - this share)
 _LARGEST_TAKEN_SHARE = 0.95
-_LEAST_STEPS = 3  # with fewer steps, nothing is concluded
-_MOST_RECORDED = 64  # the most slow ranks that the record lists
+_FEWEST_STEPS = 3  # with fewer steps, nothing is concluded
+_MOST_RECORDED_RANKS = 64  # the most slow ranks that the record lists
 
 _Value = TypeVar("_Value")
 
@@ -155,7 +159,7 @@ class ReportingRanks:
 def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
     """Return which ranks the others wait for."""
     steps = len(work.steps)
-    if steps < _LEAST_STEPS:
+    if steps < _FEWEST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
     slow = slow_ranks(work.own_s, work.step_s)
     certain = [candidate for candidate in slow if candidate.is_certain]
@@ -179,11 +183,11 @@ def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
             for candidate in slow
             if candidate.seconds > candidate.half_interval_s
         ]
-        doubtful = likely[:_SINGLE_RANKS]
-    if work.saved_if_fixed_s(doubtful) < _LEAST_JITTER * work.step_s:
+        doubtful = likely[:_MOST_SINGLE_RANKS]
+    if work.saved_if_fixed_s(doubtful) < _LEAST_SAVED_IF_EVEN * work.step_s:
         return _finding_without_slow_rank(work, group)
     recorded = []
-    for candidate in doubtful[:_MOST_RECORDED]:
+    for candidate in doubtful[:_MOST_RECORDED_RANKS]:
         recorded.append(_slow_rank(replace(candidate, is_certain=False), work, group))
     return RankFinding(kind="unsure", slow=recorded, doubt=doubt, steps=steps)
 
@@ -194,7 +198,7 @@ def _finding_about(
     """Return the finding about the slow ranks that are worth fixing; None if this would not save enough."""
     to_fix = _worth_fixing(slow, work)
     saving_s = work.saved_if_fixed_s(to_fix)
-    if saving_s < _LEAST_SAVING * work.step_s:
+    if saving_s < _LEAST_SAVED_SHARE * work.step_s:
         return None
     ranks = sorted({candidate.rank for candidate in to_fix})  # the indices of the ranks
     excess_s = sum(candidate.seconds for candidate in to_fix) / len(ranks)
@@ -224,7 +228,8 @@ def _finding_about(
         last_in=_steps_in_which_last(work, ranks),
         others_wait_s=_others_wait_s(work, to_fix),
         slow=[
-            _slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_RECORDED]
+            _slow_rank(candidate, work, group)
+            for candidate in to_fix[:_MOST_RECORDED_RANKS]
         ],
         slow_ranks=len(ranks),
         steps=len(work.steps),
@@ -282,7 +287,7 @@ def _worth_fixing(
     """
     to_fix = list(slow)
     saved_s = work.saved_if_fixed_s(to_fix)
-    least_loss_s = max(_LEAST_LOSS * saved_s, _LEAST_SAVING * work.step_s)
+    least_loss_s = max(_LEAST_LOST_SHARE * saved_s, _LEAST_SAVED_SHARE * work.step_s)
     # the first rank of a unit is its slowest
     for unit in sorted(_units_of(slow), key=lambda unit: unit[0].seconds):
         rest = [candidate for candidate in to_fix if candidate not in unit]
@@ -302,7 +307,7 @@ def _units_of(slow: Sequence[SlowCandidate]) -> list[list[SlowCandidate]]:
         by_part[candidate.part].append(candidate)
     units = []
     for same_part in by_part.values():
-        if len(same_part) > _SINGLE_RANKS:
+        if len(same_part) > _MOST_SINGLE_RANKS:
             units.append(same_part)
         else:
             units.extend([candidate] for candidate in same_part)
@@ -360,10 +365,10 @@ def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFi
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     saved_s: dict[int, float] = {}
     for part in range(work.own_s.shape[2]):
-        if _unevenness(work.own_s[:, :, part]) >= _UNEVEN:
+        if _unevenness(work.own_s[:, :, part]) >= _LEAST_VARIATION:
             saved_s[part] = work.saved_if_even_s(part)
     uneven_part = max(saved_s, key=lambda part: saved_s[part], default=None)
-    if uneven_part is None or saved_s[uneven_part] < _LEAST_JITTER * work.step_s:
+    if uneven_part is None or saved_s[uneven_part] < _LEAST_SAVED_IF_EVEN * work.step_s:
         return RankFinding(kind="equal", others_wait_s=waits_s, steps=steps)
 
     unsure = RankFinding(
@@ -372,7 +377,7 @@ def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFi
     # If one rank causes nearly all waiting, ranks do not take turns, but it is not certain that this rank is slow.
     caused_s = work.caused_s.sum(axis=1)
     worst = int(caused_s.argmax())
-    if caused_s[worst] > _SINGLE_CAUSE * caused_s.sum():
+    if caused_s[worst] > _LEAST_SHARE_OF_SINGLE_CAUSE * caused_s.sum():
         return unsure.model_copy(
             update={"rank": group.numbers[worst], "doubt": "chance"}
         )

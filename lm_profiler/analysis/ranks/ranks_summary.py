@@ -28,10 +28,9 @@ from lm_profiler.record.run_record import (
 
 # The record lists up to this many ranks. Of more, it lists rank 0, and 8 each of the busiest and of the idlest.
 _MOST_RANKS = 64
-_EXTREMES = 8
-_COLUMNS = (
-    256  # of the heat map: it shows at most so many of the last steps, one per column
-)
+_RANKS_PER_EXTREME = 8
+# of the heat map, which shows the last steps, one per column
+_MOST_COLUMNS = 256
 
 
 def ranks_of(
@@ -100,7 +99,7 @@ def ranks_of(
         waiting=_spreads_over_ranks(waiting_s, numbers),
         waiting_share=float(waiting_s.sum(axis=2).mean()) / step_s,
         by_rank=_times_of_ranks(group, own_s, waiting_s),
-        columns=judged_steps[-_COLUMNS:].tolist(),
+        columns=judged_steps[-_MOST_COLUMNS:].tolist(),
         finding=finding(work, group),
         witness=witness,
         notes=notes,
@@ -127,7 +126,7 @@ def _times_of_ranks(
             host=group.hosts[index],
             own_s=_by_part(own_s[index]),
             waiting_s=_by_part(waiting_s[index]),
-            own_by_column_s=own_s[index, -_COLUMNS:].sum(axis=1).tolist(),
+            own_by_column_s=own_s[index, -_MOST_COLUMNS:].sum(axis=1).tolist(),
         )
         times_of_ranks.append(times)
     return times_of_ranks
@@ -147,8 +146,8 @@ def _ranks_to_show(own_s: Seconds) -> list[int]:
     by_own_work = np.argsort(mean_own_s, kind="stable").tolist()
     if len(by_own_work) <= _MOST_RANKS:
         return sorted(by_own_work)
-    idlest = by_own_work[:_EXTREMES]
-    busiest = by_own_work[-_EXTREMES:]
+    idlest = by_own_work[:_RANKS_PER_EXTREME]
+    busiest = by_own_work[-_RANKS_PER_EXTREME:]
     return sorted({0, *idlest, *busiest})
 
 

@@ -75,12 +75,19 @@ _TOLERANCES: Mapping[str, float] = {
 # would have no meaning.
 _LARGEST_TOLERANCE = 0.35
 # The kind of a forward pass that each step needs: the weights change, so its outputs cannot be kept.
-_NEEDED = "following"
+_NEEDED_FORWARD = "following"
 # the kinds of the forward pass of a constant module that no optimizer trains
-_UNTRAINED = ("untrained", "unfrozen")
+_UNTRAINED_FORWARDS = ("untrained", "unfrozen")
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
 # what a line of Python does, if it does not call a package that the program may do without
-_NO_PACKAGES = ("python", "builtin", "torch", "torch in a library", "library", "Python")
+_NEEDED_ACTIVITIES = (
+    "python",
+    "builtin",
+    "torch",
+    "torch in a library",
+    "library",
+    "Python",
+)
 # the time of the backward pass of a layer, which computes two products, by that of its forward pass
 BACKWARD_PER_FORWARD = 2.0
 RARE_SHARE = 0.05  # of the steps: those beyond the 95th percentile
@@ -289,7 +296,7 @@ class StepCosts:
             return 0.0
         asleep_s = self.mean_s(phase, clock="host_time") * use.asleep_s / use.wall_s
         for row in self.record.python_times:
-            if row.phase == phase and row.what not in _NO_PACKAGES:
+            if row.phase == phase and row.what not in _NEEDED_ACTIVITIES:
                 asleep_s -= row.seconds
         return max(asleep_s, 0.0)
 
@@ -358,7 +365,7 @@ class StepCosts:
         return _by_function(
             row
             for row in self.record.python_times
-            if row.phase in phases and row.forward != _NEEDED
+            if row.phase in phases and row.forward != _NEEDED_FORWARD
         )
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
@@ -381,7 +388,7 @@ class StepCosts:
         seconds_by_line: defaultdict[tuple[str, int], float] = defaultdict(float)
         rows = []
         for row in self.record.python_times:
-            if row.phase == phase and row.forward != _NEEDED:
+            if row.phase == phase and row.forward != _NEEDED_FORWARD:
                 rows.append(row)
         for row in rows:
             seconds_by_line[row.file, row.line] += row.seconds
@@ -419,7 +426,7 @@ class StepCosts:
         ``function`` are the fields of a finding that name it. None without such a package.
         """
         activity, share = self._main_data_activity(function)
-        is_package = activity not in _NO_PACKAGES and not _is_other_code(activity)
+        is_package = activity not in _NEEDED_ACTIVITIES and not _is_other_code(activity)
         if not is_package or share < 0.5:
             return None
         return activity, share
@@ -517,14 +524,16 @@ class StepCosts:
 
     def _avoidable_calls(self) -> list[OuterCall]:
         """Return the calls outside of all phases without those that each step needs."""
-        return [call for call in self.record.outer_calls if call.forward != _NEEDED]
+        return [
+            call for call in self.record.outer_calls if call.forward != _NEEDED_FORWARD
+        ]
 
     @property
     def needed_calls_s(self) -> float:
         """The seconds per step of the calls outside of all phases that each step needs."""
         seconds = 0.0
         for call in self.record.outer_calls:
-            if call.forward == _NEEDED:
+            if call.forward == _NEEDED_FORWARD:
                 seconds += call.seconds
         return seconds * self.slowdown_in("other")
 
@@ -638,7 +647,7 @@ def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
 
 def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:
     """Return the facts of a finding about a function; ``kind`` is how it is called, if it is a forward pass."""
-    if kind not in _UNTRAINED:
+    if kind not in _UNTRAINED_FORWARDS:
         return {}
     facts = {"untrained": 1.0}
     if kind == "unfrozen":

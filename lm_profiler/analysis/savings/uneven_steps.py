@@ -18,8 +18,8 @@ from lm_profiler.analysis.steps.odd_step_causes import (
 from lm_profiler.record.run_record import Finding, OddStep
 
 # the phases that come once all batches of a step have added to the gradients
-_OF_COMPLETE_GRADIENTS = ("zero_grad", "clip", "optimizer")
-_LASTING_COUNT = 3  # so many odd steps are not a coincidence
+_PHASES_OF_COMPLETE_GRADIENTS = ("zero_grad", "clip", "optimizer")
+_FEWEST_LASTING_STEPS = 3  # so many odd steps are not a coincidence
 
 
 def find_pattern(costs: StepCosts) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
 
 def _is_of_accumulation(costs: StepCosts, part: str | None) -> bool:
     """Return whether the other steps lack ``part`` because they only accumulate gradients."""
-    if part not in _OF_COMPLETE_GRADIENTS:
+    if part not in _PHASES_OF_COMPLETE_GRADIENTS:
         return False
     summary = costs.record.host_time.get(part)
     return summary is not None and summary.min == 0.0
@@ -80,7 +80,7 @@ def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
     yield costs.finding(
         "odd_steps",
         steady.odd_s * unexplained_share,
-        may=len(unexplained) < _LASTING_COUNT,  # a few may be a coincidence
+        may=len(unexplained) < _FEWEST_LASTING_STEPS,  # a few may be a coincidence
         phase=worst.part,
         what=worst.cause,
         facts={
@@ -118,7 +118,7 @@ def _was_collected_in_few_steps(costs: StepCosts, garbage_s: float) -> bool:
     collected_s = sum(odd.cause_s or 0.0 for odd in collections)
     measured_s = garbage_s * costs.record.steps.get("measure", 0)
     is_most = collected_s > 0.5 * measured_s
-    return is_most and len(collections) < _LASTING_COUNT
+    return is_most and len(collections) < _FEWEST_LASTING_STEPS
 
 
 def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from lm_profiler.record.trace_answer import (
     TraceSide,
 )
 
-_SAME_SHARE = 0.02  # a smaller difference counts as none
+_LEAST_CHANGED_SHARE = 0.02  # a smaller difference counts as none
 
 _IDLE, _OVERLAP = "idle", "at the same time"
 
@@ -131,7 +131,7 @@ def _change_word(in_a: _Sum, in_b: _Sum) -> Change:
         return "went"
     # absolute values, because overlap is negative
     difference_s = abs(in_b.seconds) - abs(in_a.seconds)
-    if abs(difference_s) <= _SAME_SHARE * abs(in_a.seconds):
+    if abs(difference_s) <= _LEAST_CHANGED_SHARE * abs(in_a.seconds):
         return "same"
     return "slower" if difference_s > 0 else "faster"
 

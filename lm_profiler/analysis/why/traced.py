@@ -32,7 +32,7 @@ _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 
 _LAUNCHES = re.compile(r"Launch|EnqueueKernel|AppendLaunch")
 
-_LONG_NS = 10_000  # only longer calls of the driver can be the cause of a gap: a launch takes 5 microseconds
+_LEAST_CAUSE_NS = 10_000  # only longer calls of the driver can be the cause of a gap: a launch takes 5 microseconds
 
 _LEAST_SHARE = 0.5  # a call is the cause of a gap if it fills at least this share of it
 
@@ -93,7 +93,7 @@ def _gaps_on_device(
     }
     long_calls = []
     for call in work.launches:
-        if call.length > _LONG_NS or call.name in waiting_calls:
+        if call.length > _LEAST_CAUSE_NS or call.name in waiting_calls:
             long_calls.append(call)
     long_calls.sort(key=_end)
     by_start = sorted((piece for piece, _ in pieces), key=attrgetter("start"))

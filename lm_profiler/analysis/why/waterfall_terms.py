@@ -30,14 +30,14 @@ from lm_profiler.record.run_record import (
     Waterfall,
 )
 
-LARGEST = 8  # contributors that are kept per term
+MOST_CONTRIBUTORS = 8  # contributors that are kept per term
 
 _OPTIMIZER_PRODUCTS: TermName = "optimizer_products"
 
 # If the work in the traced steps exceeds the measured step by more than this share, no ceilings are shown.
 _MOST_EXCESS = 0.10
 
-_NOTED = 0.01  # excess work, and work with unknown bytes, gets a note from this share of the step on
+_LEAST_NOTED_SHARE = 0.01  # excess work, and work with unknown bytes, gets a note from this share of the step on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def _all_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             for piece, own_ns in traced.pieces:
                 scaled_pieces.append((piece, own_ns * available_s / busy_s))
         traced = replace(traced, pieces=scaled_pieces, gaps=[])
-    if excess >= _NOTED:
+    if excess >= _LEAST_NOTED_SHARE:
         ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
             f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
@@ -354,7 +354,7 @@ def _note_on_bandwidth(step: Step, traced: Traced, unknown_s: float) -> str | No
             "the memory bandwidth of this device is unknown, so all time of memory-bound kernels is in 'beyond "
             "bandwidth'"
         )
-    if unknown_s >= _NOTED * step.step_s:
+    if unknown_s >= _LEAST_NOTED_SHARE * step.step_s:
         return (
             f"{ms(unknown_s)} of 'beyond bandwidth' belong to {_kernels_or_operators(traced)} "
             "that move an unknown number of bytes"
@@ -611,7 +611,7 @@ def contributors(
     seconds_per_ns = seconds / sum(sums_ns.values())
 
     largest_contributors = []
-    for key in _largest_first(sums_ns)[:LARGEST]:
+    for key in _largest_first(sums_ns)[:MOST_CONTRIBUTORS]:
         group = groups[key]
         largest_contributors.append(
             Contributor(
@@ -738,7 +738,7 @@ def causes_of_gaps(
         lost_ns[cause] += gap.ns
         counts[cause] += 1
     causes = []
-    for cause, ns in lost_ns.most_common(LARGEST):
+    for cause, ns in lost_ns.most_common(MOST_CONTRIBUTORS):
         seconds_lost = seconds * ns / lost_ns.total()
         causes.append(
             Contributor(
