@@ -257,9 +257,17 @@ def hooks_of(model: nn.Module) -> dict[str, int]:
     return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
 
 
+@pytest.fixture
+def hides_earlier_objects() -> Iterator[None]:
+    """Leave the objects of earlier tests, such as unfinished iterators, out of ``gc.get_objects()``."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("hides_earlier_objects")
 def test_the_loader_that_the_loop_iterates_over_is_found() -> None:
     """Another loader of the process may be for validation."""
-    gc.collect()  # the unfinished iterators of other tests
     model, optimizer = slow_model_and_optimizer()
     rows, others = torch.ones(40, 4), torch.ones(40, 4)
     training = DataLoader(TensorDataset(rows), batch_size=2)
