@@ -135,7 +135,7 @@ def _size_of(result: Any) -> _Size:
     """Return the size of the tensors, arrays and images of Pillow in ``result``."""
     shapes = [tuple(array.shape) for array in arrays_in(result)]
     pillow = sys.modules.get("PIL.Image")
-    if pillow is not None and isinstance(result, pillow.Image):
+    if pillow is not None and issubclass(type(result), pillow.Image):
         width, height = result.size
         shapes.append((height, width, len(result.getbands())))
     if not shapes:

@@ -98,7 +98,8 @@ class _Arguments:
             content = content_of(value)
             if content is not None:
                 self._contents[name] = content
-            elif isinstance(value, (Tensor, np.ndarray, *_RANDOM)):
+            elif issubclass(type(value), (Tensor, np.ndarray, *_RANDOM)):
+                # not isinstance, which reads the attribute ``__class__``: it may be code of the program
                 raise TypeError
             else:
                 self._objects[name] = ref(value)
@@ -224,7 +225,7 @@ def _may_be_kept(frame: FrameType) -> bool:
         return False
     # The trace and the data flow show the forward pass of a module that is repeated.
     is_forward = code.co_name == "forward"
-    if is_forward and isinstance(_first_argument(frame), nn.Module):
+    if is_forward and issubclass(type(_first_argument(frame)), nn.Module):
         return False
     return not installed_package(code.co_filename)
 
@@ -281,7 +282,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _has_gradient(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad
+    return issubclass(type(leaf), Tensor) and leaf.requires_grad
 
 
 def function_of(frame: FrameType) -> Line:

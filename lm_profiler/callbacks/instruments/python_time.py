@@ -1023,12 +1023,15 @@ def _line_of(frame: FrameType) -> Line:
 def _forward_call(frame: FrameType) -> _ForwardCall | None:
     """Return how the forward pass that ``frame`` runs is called; None if it is not that of a module."""
     arguments = frame.f_code.co_varnames
-    module = frame.f_locals.get(arguments[0]) if arguments else None
+    module: Any = frame.f_locals.get(arguments[0]) if arguments else None
     caller = frame.f_back
-    if caller is None or not isinstance(module, nn.Module):
+    # Not isinstance, which reads the attribute ``__class__``: it may be code of the program.
+    if caller is None or not issubclass(type(module), nn.Module):
         return None
     has_gradients = torch.is_grad_enabled()
-    tensors = [value for value in frame.f_locals.values() if isinstance(value, Tensor)]
+    tensors = [
+        value for value in frame.f_locals.values() if issubclass(type(value), Tensor)
+    ]
     return _ForwardCall(
         module_ref=ref(module),
         is_direct=not package_of(caller.f_code.co_filename),

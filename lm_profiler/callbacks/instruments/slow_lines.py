@@ -250,7 +250,7 @@ def _value_of(expression: ast.expr, frame: FrameType) -> Any:
 
 
 def _attribute_of(owner: Any, name: str) -> Any:
-    if isinstance(owner, ModuleType):
+    if issubclass(type(owner), ModuleType):
         return vars(owner).get(name, _UNKNOWN)
     value = inspect.getattr_static(owner, name, _UNKNOWN)
     return _UNKNOWN if isinstance(value, _COMPUTED_ATTRIBUTES) else value

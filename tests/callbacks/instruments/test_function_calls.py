@@ -341,3 +341,21 @@ def test_another_generator_of_numpy_is_read_without_a_warning() -> None:
         assert len(repeated_in(lambda: [kernel(64), kernel(64)])) == 1
     finally:
         np.random.set_bit_generator(usual)
+
+
+def test_no_code_of_an_argument_is_called() -> None:
+    class Proxy:
+        """An object that raises an error if it is looked into, beside by its type."""
+
+        __class__ = property(lambda self: pytest.fail("__class__ was read"))  # type: ignore[assignment]
+
+        def __getattr__(self, name: str) -> Any:
+            pytest.fail(f"{name} was read")
+
+    def used(proxy: Any) -> Tensor:
+        works()
+        return torch.arange(64.0)
+
+    proxy = Proxy()
+    (row,) = repeated_in(lambda: [used(proxy), used(proxy)])
+    assert (row.function, row.repeats) == ("used", 1)
