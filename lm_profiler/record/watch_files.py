@@ -469,13 +469,16 @@ def _read_lines(path: Path, form: type[P]) -> list[P]:
 # Two readings of the start of the same process may differ by this much, because the wall clock may be adjusted.
 _START_TOLERANCE_S = 5.0
 
+# before a start that is counted from the boot of the machine, in clock ticks
+_FROM_BOOT = "boot+"
+
 
 def process_name() -> str:
     """Return a name that identifies this process: the host, the namespace of process numbers, the number, the start.
 
     (A container has a namespace of process numbers of its own.)
     """
-    return f"{_machine_name()} {os.getpid()} {psutil.Process().create_time():.0f}"
+    return f"{_machine_name()} {os.getpid()} {_start_of(psutil.Process())}"
 
 
 def process_has_ended(name: str) -> bool:
@@ -483,16 +486,36 @@ def process_has_ended(name: str) -> bool:
     machine_name, _, process_text = name.partition(" ")
     if machine_name != _machine_name():
         return False
-    number, start_s = process_text.split()
+    number, start = process_text.split()
     try:
         process = psutil.Process(int(number))
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        has_same_start = (
-            abs(process.create_time() - float(start_s)) <= _START_TOLERANCE_S
-        )
+        has_same_start = _has_started_at(start, process)
     except psutil.Error:
         return True
     return is_zombie or not has_same_start
+
+
+def _start_of(process: psutil.Process) -> str:
+    """Return when ``process`` started: on Linux from the boot on, which no adjustment of the clock changes.
+
+    Elsewhere, in seconds since the epoch.
+    """
+    try:
+        status = Path(f"/proc/{process.pid}/stat").read_text()
+    except OSError:
+        return f"{process.create_time():.0f}"
+    # The second field is the name of the program in parentheses, and may contain anything; the 22nd is the start.
+    _, _, fields_from_third = status.rpartition(")")
+    return _FROM_BOOT + fields_from_third.split()[22 - 3]
+
+
+def _has_started_at(start: str, process: psutil.Process) -> bool:
+    """Return whether ``process`` started at ``start``, a result of ``_start_of`` or of an older version."""
+    if start.startswith(_FROM_BOOT):
+        return _start_of(process) == start
+    difference_s = abs(process.create_time() - float(start))
+    return difference_s <= _START_TOLERANCE_S
 
 
 def _machine_name() -> str:

@@ -4,6 +4,7 @@ import resource
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from raised import refusal
 from stored_texts import assert_stored
@@ -20,6 +21,8 @@ from lm_profiler.record.watch_files import (
     WatchStatus,
     append_last_steps,
     append_lines,
+    process_has_ended,
+    process_name,
     read_events,
     read_last_steps,
 )
@@ -98,3 +101,23 @@ def test_a_slow_step_that_waits_names_the_rank_that_was_slow_in_the_same_step(tm
     assert causes[0, 8] is None  # nobody else was slow then
     assert causes[0, 9] is None  # it was in data, which waits for no rank
     assert causes[3, 7] == "empty queue"
+
+
+def test_a_process_goes_on_though_the_wall_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = process_name()
+    create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 60.0)
+    assert not process_has_ended(name)
+
+
+def test_a_later_process_of_the_same_number_is_another() -> None:
+    machine_and_number, _, start = process_name().rpartition(" ")
+    ticks = int(start.removeprefix("boot+"))
+    assert process_has_ended(f"{machine_and_number} boot+{ticks - 1}")
+
+
+def test_a_name_that_an_older_version_wrote() -> None:
+    machine_and_number, _, _ = process_name().rpartition(" ")
+    began_s = psutil.Process().create_time()
+    assert not process_has_ended(f"{machine_and_number} {began_s:.0f}")
+    assert process_has_ended(f"{machine_and_number} {began_s - 60:.0f}")
