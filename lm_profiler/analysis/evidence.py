@@ -84,6 +84,7 @@ class Evidence:
     autotuning_check_s: float | None = None
     verb: Verb = "fit"
     loop: LoopKind = "Trainer"
+    is_watched: bool = False
     status: Status = "ok"
     failure: Failure | None = None
     steps_planned: Mapping[str, int] = field(default_factory=dict)

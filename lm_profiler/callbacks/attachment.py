@@ -125,6 +125,7 @@ class Attachment:
             watch, self.options.clock, called_ns, self.report
         )
         if self.watching is not None:
+            self.watching.quiet = self.options.quiet
             self.watching.ledger.add_until(began_ns, "processes and prepare_data")
 
     def start(self) -> None:

@@ -118,6 +118,7 @@ class Collector:
             **self.options.launch.facts(),
             verb=self.options.verb,
             loop=loop.kind,
+            is_watched=self.options.watch is not None,
             status=status,
             failure=failure,
             steps_planned=self._steps_planned(measured),

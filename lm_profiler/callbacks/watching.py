@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,18 @@ from lm_profiler.callbacks.watch_writer import (
     TrainingPosition,
     WatchWriter,
 )
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.boundary import UNGUARDED, Guard, print_message
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import ReadGpu, StepReader, disjoint
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import Probe, probe_of, unreclaimable_bytes
+from lm_profiler.record.files import relative_to_cwd
 from lm_profiler.record.parts import PARTS
+from lm_profiler.record.quantities import count_text
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
-from lm_profiler.record.watch_files import STEPS
+from lm_profiler.record.watch_files import STEPS, read_events
 
 _HAND_OVER_NS = 1_000_000_000  # least time between two hand-overs
 _READ_NS = 5_000_000  # least time between two readings of counters, which take some microseconds each
@@ -80,6 +83,7 @@ class Watching:
     guard: Guard = UNGUARDED
     steps: int = 0  # the number of steps that have ended, those of the stages included
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
+    quiet: bool = False  # whether nothing is printed when the watch ends
     trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
     ledger: Ledger = field(init=False)
     place: TrainingPosition = field(default_factory=TrainingPosition)
@@ -550,7 +554,17 @@ class Watching:
         if last is not None:
             self.guard.run(writer.end, last)
             self.guard.run(self._send_windows, writer)
+            self.guard.run(self._print_events, writer.folder)
         self.guard.run(self._unpublish.close)
+
+    def _print_events(self, folder: Path) -> None:
+        """Print how many steps were watched and how many events there were, on rank 0."""
+        if self.quiet or self.trainer.global_rank != 0:
+            return
+        steps = count_text(self.steps, "step")
+        events = count_text(len(read_events(folder)), "event")
+        command = f"lm_profiler watch {quote(str(relative_to_cwd(folder)))}"
+        print_message(f"watched {steps}, {events}: {command}")
 
     def _restore(self) -> None:
         """Take away everything that this watch has added to training."""

@@ -856,6 +856,8 @@ class RunRecord(Part):
     verb: Annotated[Verb, Newer]
     # what ran the steps; before 0.3 there was only the Trainer
     loop: Annotated[LoopKind, Newer] = "Trainer"
+    # whether the rest of training, after the measured steps, was to be watched
+    is_watched: bool = False
     started: str
     duration_s: float = figure(
         "whole run", "s", "duration of the whole run, from its start to its end"

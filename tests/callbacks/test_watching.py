@@ -30,6 +30,7 @@ from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import disjoint
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.parts import TIMED
+from lm_profiler.record.quantities import count_text
 from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,
@@ -99,6 +100,15 @@ def test_files_of_a_plain_run() -> None:
     phases_s = sum(sketch.sum for part, sketch in window.seconds.items() if part != "step")
     assert window.seconds["step"].sum == pytest.approx(phases_s)
     assert not (run_folder() / "events.jsonl").exists() or read_events(run_folder())
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_watched_run_ends_with_its_number_of_events(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    train_tiny(Path(), [make_profiler(warmup=1, measure=3, watch=True, quiet=quiet)], max_steps=STEPS)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "watched" in line]
+    events = count_text(len(read_events(run_folder())), "event")
+    line = f"lm_profiler: watched {STEPS} steps, {events}: lm_profiler watch {run_folder()}"
+    assert lines == ([] if quiet else [line])
 
 
 def test_a_sleep_in_a_place_without_a_name_is_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,9 +176,8 @@ def make_profiler(
         StageOptions(warmup_steps=warmup, measure_steps=measure, stop_when_done=stop_when_done),
         MemoryOptions(steps=memory),
         TraceOptions(steps=trace),
-        quiet=True,
         actions=ActionsOptions(steps=actions),
-        **{"clock": CLOCK, **options},
+        **{"clock": CLOCK, "quiet": True, **options},
     )
 
 

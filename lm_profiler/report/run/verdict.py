@@ -257,7 +257,7 @@ def step_lines(record: RunRecord) -> list[str]:
     if phrases:
         lines.append(f"steps: {'; '.join(phrases)}")
     lines += _mean_as_sum(steadiness)
-    lines += _window_lines(steadiness, can_be_watched=record.loop == "Trainer")
+    lines += _window_lines(steadiness, record)
     return lines
 
 
@@ -292,14 +292,16 @@ def _kind_phrases(steadiness: Steadiness) -> list[str]:
     return [f"{number} kinds of steps in random order: {shares}"]
 
 
-def _window_lines(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
+def _window_lines(steadiness: Steadiness, record: RunRecord) -> list[str]:
     """Return a line on what a short window cannot show; none if the window is long, or its length is unknown."""
     took_s = steadiness.took_s
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
     length = f"{count_text(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
     line = f"not seen: events rarer than once in {length}"
-    if can_be_watched:
+    if record.is_watched:
+        line += "; `lm_profiler watch` shows them"
+    elif record.loop == "Trainer":
         line += "; --watch=true reports them"
     return [line]
 

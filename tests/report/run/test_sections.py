@@ -141,6 +141,21 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, term
 
 
 @pytest.mark.parametrize(
+    "known, end",
+    [
+        ({"is_watched": True}, "; `lm_profiler watch` shows them"),
+        ({"is_watched": False}, "; --watch=true reports them"),
+        ({"loop": "own"}, ""),
+    ],
+)
+def test_a_short_window_names_what_sees_rarer_events_in_this_run(known: dict[str, object], end: str) -> None:
+    window = {"took_s": 1.5, "first": 1, "last": 20}
+    steadiness = made_record().steadiness.model_copy(update=window)
+    record = made_record().model_copy(update={"steadiness": steadiness, **known})
+    assert step_lines(record)[-1] == "not seen: events rarer than once in 20 steps or 1.5 s" + end
+
+
+@pytest.mark.parametrize(
     "name, saves_s, share, end",
     [
         ("garbage", 0.005, 0.5, "It saves at most 5 ms (50%) of a step."),
