@@ -149,7 +149,7 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, term
     ],
 )
 def test_a_short_window_names_what_sees_rarer_events_in_this_run(known: dict[str, object], end: str) -> None:
-    window = {"took_s": 1.5, "first": 1, "last": 20}
+    window = {"took_s": 1.5, "first": 1, "last": 20, "level_s": 0.1}
     steadiness = made_record().steadiness.model_copy(update=window)
     record = made_record().model_copy(update={"steadiness": steadiness, **known})
     assert step_lines(record)[-1] == "not seen: events rarer than once in 20 steps or 1.5 s" + end
