@@ -275,13 +275,13 @@ class Collector:
         counted_steps = len(_counted_steps(measured))
         has_memory_stage = bool(measured.steps_planned.get("memory"))
         has_trace_stage = bool(measured.steps_planned.get("trace"))
-        run_ended_before = counted_steps == 0 and has_memory_stage
-        # Counting would take some seconds in another process.
-        only_times_are_wanted = counted_steps == 0 and not has_trace_stage
-        if run_ended_before or only_times_are_wanted:
+        # If no real step was counted, another process counts, which takes some seconds: only if a trace needs the
+        # FLOPs, and not if the run ended before the stage that was to count them.
+        may_count_elsewhere = has_trace_stage and not has_memory_stage
+        if counted_steps == 0 and not may_count_elsewhere:
             return None
-        goes_on = not self.options.stages.stop_when_done
-        limit_s = LIMIT_IN_TRAINING_S if goes_on else LIMIT_S
+        training_continues = not self.options.stages.stop_when_done
+        limit_s = LIMIT_IN_TRAINING_S if training_continues else LIMIT_S
         try:
             return step_work(
                 self.loop,

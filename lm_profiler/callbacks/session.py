@@ -201,6 +201,7 @@ class Session:
         assert stage is not None  # no step is counted after the last stage
         self.steps += 1
         count = self.counts.take()
+        # ``take`` returns the same object as long as the batch sizes stay the same
         if count is not self._last_count:
             self._keep_count(count)
         now_ns = self.timeline.clock()
@@ -210,8 +211,9 @@ class Session:
         )
         if is_more_due:
             return self._end_step(stage, count.tokens, now_ns)
+        # memory is not read after this step: the peaks are those of the last reading
         self._unread_steps.append((self.steps, stage, count.tokens, self._peaks))
-        # StageCounter.advance, written out: its stage is not over
+        # what StageCounter.advance does if its stage is not over; written out, because a call would cost time
         schedule.steps_done += 1
         schedule.steps_left -= 1
         return schedule.steps_left

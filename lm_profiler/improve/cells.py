@@ -291,8 +291,9 @@ class Cells:
             return None
         run_folder = folder / (outcome.run or cell.id)
         record = none_if_unreadable(read_run, run_folder)
-        if record is not None and "shared" in record.words:
+        if record is not None and record.contended:
             self.shared.add(cell.id)
+        # a cell that ran out of time was ended by the budget if less of it was left than the limit of a cell
         was_cut = outcome.status == "timeout" and self.left_s <= self.limit_s
         entry = Entry(run_folder, record, cell, outcome, folder)
         return FinishedCell(entry, outcome, outcome.duration_s, was_cut)

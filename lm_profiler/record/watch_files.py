@@ -115,9 +115,9 @@ class WatchWindow(Part):
     def merge(self, next_window: WatchWindow) -> WatchWindow:
         """Return one window with the steps of this window and of ``next_window``, which must follow."""
         windows = (self, next_window)
-        seconds = dict(self.seconds)
+        sketches = dict(self.seconds)
         for part, sketch in next_window.seconds.items():
-            seconds[part] = seconds.get(part, Sketch()).merge(sketch)
+            sketches[part] = sketches.get(part, Sketch()).merge(sketch)
         held_bytes = [
             window.held_bytes for window in windows if window.held_bytes is not None
         ]
@@ -126,7 +126,8 @@ class WatchWindow(Part):
         ]
         changes = {
             "steps": self.steps + next_window.steps,
-            "seconds": seconds,
+            "seconds": sketches,
+            # what all steps of both windows hold; only a leak raises it
             "held_bytes": min(held_bytes, default=None),
             "peak_bytes": max(peak_bytes, default=None),
         }

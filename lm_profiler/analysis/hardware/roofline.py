@@ -176,7 +176,7 @@ def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
     flops_by_dtype: Counter[str] = Counter()
     for floor in floors:
         flops_by_dtype.update(floor.flops)
-    seconds = _compute_s(flops_by_dtype, rates)
+    seconds = least_compute_s(flops_by_dtype, rates)
     return flops_by_dtype.total() / seconds if seconds else usual.flops_per_s
 
 
@@ -335,7 +335,7 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     of the device, and the phase has no floor.
     """
     floor_without_time = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
-    compute_s = _compute_s(work.flops, rates)
+    compute_s = least_compute_s(work.flops, rates)
     if compute_s is None or _is_beaten(compute_s, took_s):
         return floor_without_time
     seconds, bound = _seconds_and_bound(compute_s, _memory_s(work, rates), took_s)
@@ -414,7 +414,7 @@ def beaten_floors(
     ]
 
 
-def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
+def least_compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
     """Return seconds of matmuls run one after the other; None if FLOPs or rate of a dtype are unknown."""
     if flops is None:
         return None

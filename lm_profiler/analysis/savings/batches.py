@@ -162,15 +162,16 @@ def _workers_are_busy(costs: StepCosts) -> bool:
 
 
 def _is_thread_busy(costs: StepCosts) -> bool:
-    """Return whether the training thread runs most of the data phase; False if that is unknown.
+    """Return whether the training thread runs, rather than sleeps, most of the data phase; False if that is unknown.
 
     If the loader has workers, the thread then rebuilds the tensors that they send, which more workers do not speed up.
     """
     use = costs.record.thread_use.get("data")
     if use is None:
         return False
-    had_cpu_s = use.wall_s - use.no_cpu_s
-    return had_cpu_s > 0.0 and use.ran_s >= 0.5 * had_cpu_s
+    # The time in which the thread was ready to run but had no CPU is left out: other programs cause it.
+    ran_or_slept_s = use.wall_s - use.no_cpu_s
+    return ran_or_slept_s > 0.0 and use.ran_s >= 0.5 * ran_or_slept_s
 
 
 def _empties_queue(costs: StepCosts) -> bool:

@@ -61,12 +61,11 @@ from lm_profiler.analysis.savings.uneven_steps import (
 )
 from lm_profiler.record.run_record import Finding, NeedlessReason, RunRecord
 
-# Findings whose remedy must be tried ("may") are ranked by this share of their saving, so that a certain finding of
-# equal size comes first.
-_TRIAL_FACTOR = 0.75
-# The same on a busy machine, where other programs lengthen what the finding goes by. The data flow of a step is the
-# same on any machine.
-_BUSY_TRIAL_FACTOR = 0.5
+# Findings that are not certain ("may"), so that one has to try their remedy, are ranked by this share of their saving:
+# a certain finding of equal size comes first.
+_UNCERTAIN_FACTOR = 0.75
+# The same on a busy machine, where other programs lengthen the times from which the finding follows.
+_BUSY_UNCERTAIN_FACTOR = 0.5
 # findings whose remedy is one argument, and the share of the step that they must save if they are certain
 _SWITCHES = ("optimizer",)
 _WORTH_OF_SWITCH = 0.03
@@ -112,21 +111,24 @@ def findings_of(record: RunRecord) -> list[Finding]:
     for find in FINDERS:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
+    # Time that two findings share is subtracted from one of them, so what is worth reporting is known only then.
     findings = without_slow_calls(findings, costs)
     findings = without_time_of_results(findings, costs)
     findings = [finding for finding in findings if _is_worth_reporting(finding)]
-
-    def likely_s(finding: Finding) -> float:
-        seconds = finding.saves_s * likely_share(finding)
-        is_of_data_flow = finding.name in _DATA_FLOW_REASONS
-        if not finding.may:
-            return seconds
-        if costs.contended and not is_of_data_flow:
-            return seconds * _BUSY_TRIAL_FACTOR
-        return seconds * _TRIAL_FACTOR
-
-    findings.sort(key=likely_s, reverse=True)
+    findings.sort(key=lambda finding: _likely_saving_s(finding, costs), reverse=True)
     return [_with_upper_limit(finding, costs) for finding in findings]
+
+
+def _likely_saving_s(finding: Finding, costs: StepCosts) -> float:
+    """Return the seconds per step that a finding likely saves; less if it is not certain."""
+    seconds = finding.saves_s * likely_share(finding)
+    if not finding.may:
+        return seconds
+    # The data flow of a step is the same on a busy machine.
+    is_of_data_flow = finding.name in _DATA_FLOW_REASONS
+    if costs.contended and not is_of_data_flow:
+        return seconds * _BUSY_UNCERTAIN_FACTOR
+    return seconds * _UNCERTAIN_FACTOR
 
 
 def _is_worth_reporting(finding: Finding) -> bool:

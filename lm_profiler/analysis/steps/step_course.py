@@ -326,6 +326,8 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     ends = np.arange(count + 1)[None, :]
     lengths = ends - begins  # zero or negative if there is no segment
 
+    # Whitening subtracts the coefficient times the previous value, which leaves 1 - coefficient of a constant. It
+    # scales the first value, which has none before it, by sqrt(1 - coefficient²). The weight sums the squares.
     first_weight = 1.0 - coefficient**2
     later_weights = (lengths - 1) * (1.0 - coefficient) ** 2
     # at least that of one value, so that the logarithm exists even if there is no segment

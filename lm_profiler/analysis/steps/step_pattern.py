@@ -64,7 +64,10 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
 
 
 def _offsets(residuals: Series, period: int, smallest: float) -> Series:
-    """Return (period,) how far each phase is above (+) or below (-) the base, found by one split after another."""
+    """Return (period,) how far each phase is above (+) or below (-) the base, found by one split after another.
+
+    ``smallest`` is the smallest range of the offsets that is a pattern.
+    """
     unexplained = residuals.copy()
     offsets = np.zeros(period)
     # each split sets at least one more phase apart, so that there are fewer splits than phases
@@ -75,7 +78,7 @@ def _offsets(residuals: Series, period: int, smallest: float) -> Series:
         is_minority = split.is_minority(unexplained.size)
         base_level = np.median(unexplained[~is_minority])
         difference = float(np.median(unexplained[is_minority]) - base_level)
-        # two differences in opposite directions may add up to ``smallest``
+        # half of the range is enough here: two differences in opposite directions may add up to it
         if abs(difference) < smallest / 2:
             break
         unexplained[is_minority] -= difference

@@ -50,10 +50,11 @@ class LongDurations:
     # the step at which a drift had ended; None: it has not
     until_step: int | None = None
     is_withdrawn: bool = False  # whether a drift includes it
-    _reported_s: float = 0.0
+    _reported_s: float = 0.0  # ``now_s`` as it was last reported
 
     @property
-    def is_corrected(self) -> bool:
+    def should_report_again(self) -> bool:
+        """Whether the duration differs much from the one that was last reported."""
         return abs(self.now_s - self._reported_s) > _CORRECTED * self._reported_s
 
     def mark_reported(self) -> None:
@@ -134,7 +135,7 @@ class Durations:
         self._last_durations.append(_Duration(seconds, step, at_s))
         if self.reports_cost:
             self._changed += self._total.add(seconds, step, at_s)
-        if self._follow_drift(seconds, step, least_s):
+        if self._update_drift(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
 
@@ -163,32 +164,42 @@ class Durations:
         least_by_longest_s = _LONG_AGAINST_LONGEST * max(self._usual_s)
         return seconds >= max(_LONG_RATIO * usual_s, least_by_longest_s)
 
-    def _follow_drift(self, seconds: float, step: int, least_s: float) -> bool:
+    def _update_drift(self, seconds: float, step: int, least_s: float) -> bool:
         """Update the drift, or begin one if the durations have increased for good; return whether there is one.
 
-        ``least_s`` is the least increase in seconds that is worth an event.
+        The drift that this duration ends counts, too. ``least_s`` is the least increase in seconds that is worth an
+        event.
         """
         if self._reference_s is None:
             self._first_durations_s.append(seconds)
             if len(self._first_durations_s) == _FEWEST:
                 self._reference_s = float(np.median(self._first_durations_s))
             return False
-        reference_s = self._reference_s
-        drift = self._drift
-        if drift is not None:
-            drift.now_s = seconds
-            drift.times += 1
-            if seconds < _GREW_RATIO * reference_s:
-                drift.until_step = step
-                self._drift = None
-                self._changed.append(drift)
-            elif drift.is_corrected:
-                self._changed.append(drift)
+        limit_s = _GREW_RATIO * self._reference_s
+        if self._drift is not None:
+            self._continue_drift(self._drift, seconds, step, limit_s)
             return True
         shortest_s = min(duration.seconds for duration in self._last_durations)
-        are_all_longer = shortest_s >= _GREW_RATIO * reference_s
-        if not are_all_longer or seconds - reference_s < least_s:
+        if shortest_s < limit_s or seconds - self._reference_s < least_s:
             return False
+        self._begin_drift(seconds, step, self._reference_s)
+        return True
+
+    def _continue_drift(
+        self, drift: LongDurations, seconds: float, step: int, limit_s: float
+    ) -> None:
+        """Add a duration to ``drift``, which ends if the duration is below ``limit_s``."""
+        drift.now_s = seconds
+        drift.times += 1
+        has_ended = seconds < limit_s
+        if has_ended:
+            drift.until_step = step
+            self._drift = None
+        if has_ended or drift.should_report_again:
+            self._changed.append(drift)
+
+    def _begin_drift(self, seconds: float, step: int, reference_s: float) -> None:
+        """Begin a drift with the last durations, and withdraw the event of single long durations that it includes."""
         first = self._last_durations[0]
         # If the first durations of the run increased already, the very first one is the reference.
         first_durations_s = self._first_durations_s
@@ -204,13 +215,11 @@ class Durations:
             times=_FEWEST,
         )
         self._changed.append(self._drift)
-        # an event of single long durations that the drift includes is withdrawn
         event = self._long_event
         if event is not None and event.first_step >= first.step:
             event.is_withdrawn = True
             self._changed.append(event)
             self._long_event = None
-        return True
 
     def finish(self) -> None:
         """At the end of the run, report a drift with its last duration, and a cost with all durations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from lm_profiler.analysis.hardware.roofline import Dtype, rates_of
+from lm_profiler.analysis.hardware.roofline import Dtype, least_compute_s, rates_of
 from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, least_bytes, product_of
 from lm_profiler.analysis.why.traced import Traced
@@ -52,16 +52,13 @@ def _least_time_of_products(
     work: _Work, rates: Rates, device: str, notes: list[str]
 ) -> float | None:
     """Return the seconds of the FLOPs of ``work`` at the peak; None, with a note, if the peak of a dtype is unknown."""
-    products_s = 0.0
-    for dtype, flops in work.flops.items():
-        flops_per_s = rates.flops_per_s(dtype)
-        if flops_per_s is None:
+    for dtype in work.flops:
+        if rates.flops_per_s(dtype) is None:
             notes.append(
                 f"the floor of the matrix products is unknown: no peak is published for {dtype} on {device}"
             )
             return None
-        products_s += flops / flops_per_s
-    return products_s
+    return least_compute_s(work.flops, rates)
 
 
 def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | None:

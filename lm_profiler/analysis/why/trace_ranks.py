@@ -179,7 +179,7 @@ def _rank_time(
 
 
 def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
-    """Return why the ranks' calls may not be the same ones."""
+    """Return why the calls that were matched across ranks may not belong to each other."""
     notes = part_notes(traces)
     step_counts = {len(trace.work.packed.steps) for trace in traces}
     if len(step_counts) > 1:

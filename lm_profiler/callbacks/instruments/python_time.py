@@ -135,6 +135,13 @@ class _Place(NamedTuple):
     loop_line: Line | None = None
 
 
+class _CallOfLoop(NamedTuple):
+    """Which function of the program ran outside of all phases, and the line of the loop that called it."""
+
+    function: Line | None
+    loop_line: Line | None
+
+
 class _ForwardCall(NamedTuple):
     """The first call of the forward pass of a module outside of all phases."""
 
@@ -391,7 +398,10 @@ class PythonTimes:
         return self.switches() == self._last_switches
 
     def _place_of(self, owner: FrameType, activity: str) -> _Place:
-        """Return the place that gets the time in which ``owner`` runs its current line with ``activity``."""
+        """Return the place that gets the time in which ``owner`` runs its current line with ``activity``.
+
+        If that line makes a call that is slow in a known way, this is noted, too.
+        """
         phase = self.phase()
         outer = self._outer_call
         outer_function = None
@@ -599,25 +609,22 @@ class PythonTimes:
         """
         corrections = self._corrections_by_phase(undisturbed_s or {})
         correction = corrections.get(OTHER, _NO_CORRECTION)
-        # both by function, and by the line of the loop that calls it
-        seconds: defaultdict[tuple[Line | None, Line | None], float] = defaultdict(
-            float
-        )
-        exchange_s: defaultdict[tuple[Line | None, Line | None], float] = defaultdict(
-            float
-        )
+        seconds: defaultdict[_CallOfLoop, float] = defaultdict(float)
+        # the part of ``seconds`` in which libraries exchange data with other processes
+        exchange_s: defaultdict[_CallOfLoop, float] = defaultdict(float)
         for place, followed in self._followed.items():
             if place.phase != OTHER or place.activity == OURS:
                 continue
-            caller_and_line = (place.outer_function, place.loop_line)
+            call_of_loop = _CallOfLoop(place.outer_function, place.loop_line)
             own_s = max(self._own_s(followed, place.activity, correction), 0.0)
-            seconds[caller_and_line] += own_s
+            seconds[call_of_loop] += own_s
             if place.activity == EXCHANGE:
-                exchange_s[caller_and_line] += own_s
+                exchange_s[call_of_loop] += own_s
         kinds_by_function = self._outer_forwards.kinds_by_function()
         kinds_by_loop_line = self._outer_forwards.kinds_by_loop_line()
-        calls = []
-        for (function, loop_line), total_s in seconds.items():
+        rows = []
+        for call_of_loop, total_s in seconds.items():
+            function, loop_line = call_of_loop
             if function is None and loop_line is None:
                 continue
             forward = None
@@ -626,14 +633,11 @@ class PythonTimes:
                 forward = kinds_by_function.get((file, name))
             if forward is None and loop_line is not None:
                 forward = kinds_by_loop_line.get(loop_line)
-            facts = {
-                "forward": forward,
-                "exchange_s": exchange_s[function, loop_line],
-            }
-            call = _outer_call_row(function, loop_line, total_s)
-            calls.append(call.model_copy(update=facts))
-        calls.sort(key=attrgetter("seconds"), reverse=True)
-        return calls[:_MOST_LINES]
+            facts = {"forward": forward, "exchange_s": exchange_s[call_of_loop]}
+            row = _outer_call_row(function, loop_line, total_s)
+            rows.append(row.model_copy(update=facts))
+        rows.sort(key=attrgetter("seconds"), reverse=True)
+        return rows[:_MOST_LINES]
 
     def slow_calls(
         self, undisturbed_s: Mapping[str, float] | None = None
@@ -1063,7 +1067,8 @@ def _begins_logging(frame: FrameType, caller: _FollowedCall) -> bool:
 
     ``self.log``, a logger's ``log_metrics`` and metrics log.
     """
-    is_called_by_logging = caller.activity == LIGHTNING  # its only use
+    # only functions that log have this activity: see ``_call_of_python``
+    is_called_by_logging = caller.activity == LIGHTNING
     if is_called_by_logging:
         return True
     code = frame.f_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from sys import intern
@@ -247,8 +248,8 @@ class StreamRanksWatch(RanksWatch):
 
     stream: EventStream | None = None  # the device's clock
     waits: StreamWaits | None = None  # records the waits of the computing stream
-    # ``_marks`` with their times on the stream in place of those on the host, and without events
-    _marks_on_stream: list[StepMarks] = field(default_factory=list)
+    # for each step of ``_marks``, when the stream reached its marks
+    _stream_marks_ns: list[list[int]] = field(default_factory=list)
     _stream_waits: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
@@ -273,8 +274,7 @@ class StreamRanksWatch(RanksWatch):
         if stream_ns is None:
             return
         super().keep(stage, step, marks)
-        marks_on_stream = replace(marks, host_ns=stream_ns, events=[])
-        self._marks_on_stream.append(marks_on_stream)
+        self._stream_marks_ns.append(stream_ns)
         self._stream_waits += self._waits_in(self.stream, step, marks, stream_ns[0])
 
     def end(self, stage: str) -> None:
@@ -287,9 +287,10 @@ class StreamRanksWatch(RanksWatch):
     ) -> list[int] | None:
         """Return the step's marks on the stream; None if one of them cannot be read."""
         step_begin_ns = marks.host_ns[0]
-        if self._marks_on_stream:
+        if self._stream_marks_ns:
             # The host may be ahead by more than a step, but a step begins on the stream only after the previous one.
-            step_begin_ns = max(step_begin_ns, self._marks_on_stream[-1].host_ns[-1])
+            previous_end_ns = self._stream_marks_ns[-1][-1]
+            step_begin_ns = max(step_begin_ns, previous_end_ns)
         instants_ns = [step_begin_ns]
         for event in marks.events[1:]:
             seconds = stream.seconds(marks.events[0], event)
@@ -354,45 +355,47 @@ class StreamRanksWatch(RanksWatch):
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         """Return the steps of this rank on the stream's clock: marks, and when the stream reached each collective."""
         arrivals = self._with_stream_waits(arrivals)
-        # Both have the instants at which the host called the collectives. The marks of ``host`` are those of the host,
-        # and the marks of ``stream`` are those of the stream, although their field is called ``host_ns``.
-        host = timeline_of(self.rank, self._steps, self._marks, arrivals)
-        stream = timeline_of(self.rank, self._steps, self._marks_on_stream, arrivals)
-        durations_ns = self._durations_ns(arrivals, host.collectives)
+        timeline = timeline_of(self.rank, self._steps, self._marks, arrivals)
+        durations_ns = self._durations_ns(arrivals, timeline.collectives)
+        # the timeline may have only the last steps
+        stream_marks = self._stream_marks_ns[-len(timeline.steps) :]
+        stream_marks_ns = np.array([*chain.from_iterable(stream_marks)], dtype=np.int64)
 
-        pairs = self._clock_pairs(host, stream)
+        pairs = self._clock_pairs(timeline, stream_marks_ns)
         arrivals_ns = stream_instants_ns(
-            called_ns=host.arrivals_ns,
+            called_ns=timeline.arrivals_ns,
             took_ns=np.maximum(durations_ns, 0),
             host_ns=pairs.host_ns,
             stream_ns=pairs.stream_ns,
             overlaps=pairs.works_beside_calls,
         )
         # Waits are measured, so only the order of the ranks' instants matters: each rank's begin at zero.
-        zero_ns = stream.host_ns[0]
+        zero_ns = stream_marks_ns[0]
         return replace(
-            host,
-            host_ns=stream.host_ns - zero_ns,
+            timeline,
+            host_ns=stream_marks_ns - zero_ns,
             arrivals_ns=arrivals_ns - zero_ns,
             waited_ns=durations_ns,
         )
 
-    def _clock_pairs(self, host: RankTimeline, stream: RankTimeline) -> _ClockPairs:
+    def _clock_pairs(
+        self, timeline: RankTimeline, stream_marks_ns: Instants
+    ) -> _ClockPairs:
         """Return the instants of the marks, and of the start and the end of each of the stream's waits.
 
-        ``host`` and ``stream`` have the marks on the two clocks.
+        ``timeline`` has the marks on the host's clock, and ``stream_marks_ns`` the same marks on the stream's.
         """
-        host_ns = [host.host_ns]
-        stream_ns = [stream.host_ns]
+        host_ns = [timeline.host_ns]
+        stream_ns = [stream_marks_ns]
         for wait in self._stream_waits:
             # The host enqueues the start and the end at once, which counts as 1 ns.
             host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
             stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
-        marks = len(host.codes)
+        marks = len(timeline.codes)
         works_beside_calls = np.zeros(marks + 2 * len(self._stream_waits), dtype=bool)
         if reduces_in_backward(self.wrapped_module()):
             # gradients are reduced during backward, on a stream of their own
-            works_beside_calls[:marks] = host.codes == BACKWARD
+            works_beside_calls[:marks] = timeline.codes == BACKWARD
         all_host_ns = np.concatenate(host_ns)
         order = np.argsort(all_host_ns, kind="stable")
         return _ClockPairs(

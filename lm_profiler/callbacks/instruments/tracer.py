@@ -421,7 +421,10 @@ class Tracer(Instrument):
             )
 
     def _can_end_session(self) -> bool:
-        """Return whether torch lets our session end here: in its own thread, and not called by torch's C++ code."""
+        """Return whether torch lets our session end here.
+
+        It does only in the thread that began the session, and outside of Python functions that torch's C++ code calls.
+        """
         return get_ident() == self._thread and not is_called_by_torch()
 
     def _report_lost_session(self) -> None:

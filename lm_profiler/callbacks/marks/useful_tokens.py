@@ -142,49 +142,72 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     if labels is None:
         labels = _unnamed_labels(tensors)
     boundaries = _host_array(tensors, _BOUNDARIES, dimensions=(1,))
-    positions = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
+    position_ids = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
     ids = tensors.get("input_ids")
-    lengths = _sequence_lengths(mask, boundaries, positions)
+    if boundaries is None and all(
+        source is None for source in (mask, ids, labels, position_ids)
+    ):
+        return UNKNOWN_USE
+
+    lengths = _sequence_lengths(mask, boundaries, position_ids)
     host_ids = _host_array(tensors, ("input_ids",), dimensions=(2,))
     row_lengths = None
     if lengths is None and labels is not None and host_ids is not None:
         row_lengths = _lengths_before_padding(host_ids, labels)
         lengths = row_lengths
-
-    # Counts of the batch's tokens with padding, and of those without, by all sources. The first of each list is used.
-    padded_counts: list[int] = []
-    useful_counts: list[int] = []
-    if own_count is not None:
-        useful_counts.append(own_count)
-    if mask is not None:
-        padded_counts.append(mask.size)
-        useful_counts.append(int(np.count_nonzero(mask)))
-    if ids is not None:
-        padded_counts.append(ids.numel())
-    if boundaries is not None and boundaries.size:
-        useful_counts.append(int(boundaries[-1]))
-    if row_lengths is not None:
-        useful_counts.append(int(row_lengths.sum()))
-    if labels is not None:
-        padded_counts.append(labels.size)
-        useful_counts.append(int(np.count_nonzero(labels != IGNORED_LABEL)))
-    if positions is not None:
-        padded_counts.append(positions.size)
-        useful_counts.append(positions.size)
-    if not padded_counts and boundaries is None:
-        return UNKNOWN_USE
-
     squares = None
     if lengths is not None:
         # in 64 bits, because squares of 32-bit lengths may overflow
         squares = int(np.square(lengths.astype(np.int64)).sum())
-    return TokenUse(
-        useful=next(iter(useful_counts), None),
-        # without a count of padded tokens, the batch has no padding
-        positions=next(iter([*padded_counts, *useful_counts]), None),
-        squares=squares,
-        unused=_unused_positions(mask, labels),
-    )
+    useful = own_count
+    if useful is None:
+        useful = _useful_tokens(mask, boundaries, row_lengths, labels, position_ids)
+    positions = _padded_tokens(mask, ids, labels, position_ids)
+    if positions is None:
+        positions = useful  # sequences without padding: only their boundaries are known
+    return TokenUse(useful, positions, squares, _unused_positions(mask, labels))
+
+
+def _useful_tokens(
+    mask: Numbers | None,
+    boundaries: Numbers | None,
+    row_lengths: Numbers | None,
+    labels: Numbers | None,
+    position_ids: Numbers | None,
+) -> int | None:
+    """Return the tokens of a batch without padding, from the first source that is there; None without any.
+
+    ``row_lengths`` are the lengths of the rows of the batch, found from its ids and labels.
+    """
+    if mask is not None:
+        return int(np.count_nonzero(mask))
+    if boundaries is not None and boundaries.size:
+        return int(boundaries[-1])
+    if row_lengths is not None:
+        return int(row_lengths.sum())
+    if labels is not None:
+        return int(np.count_nonzero(labels != IGNORED_LABEL))
+    if position_ids is not None:
+        return position_ids.size
+    return None
+
+
+def _padded_tokens(
+    mask: Numbers | None,
+    ids: Tensor | None,
+    labels: Numbers | None,
+    position_ids: Numbers | None,
+) -> int | None:
+    """Return the tokens of a batch with padding, from the first source that is there; None without any."""
+    if mask is not None:
+        return mask.size
+    if ids is not None:
+        return ids.numel()
+    if labels is not None:
+        return labels.size
+    if position_ids is not None:
+        return position_ids.size
+    return None
 
 
 def _unnamed_labels(tensors: Mapping[str, Tensor]) -> Numbers | None:

@@ -23,7 +23,7 @@ from lm_profiler.usage_error import UsageError, expect_one_of
 FORMATS = ("terminal", "markdown", "latex", "typst", "json")
 AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
-# formats that need a file → the package that writes them
+# formats that are no text, so that they need a file → the package that writes them
 _PACKAGES = {"html": "plotly", "parquet": "pyarrow"}
 _TRACE_SUFFIXES = (".json", ".json.gz")
 # The longest summary. A comment on GitHub has at most 65,536 characters (its REST API, "Create an issue comment").
@@ -97,7 +97,8 @@ def write(
     runs: Collection, tables: Sequence[Table], format_name: str, output: Path | None
 ) -> None:
     """Print ``tables``, or write them to ``output``; the page of the format html also shows ``runs``."""
-    if output is None or format_name not in _PACKAGES:
+    is_text = format_name not in _PACKAGES
+    if output is None or is_text:
         stream = sys.stdout if output is None else None
         text = formats.render(tables, format_name, stream)
         write_text(text, format_name, output)

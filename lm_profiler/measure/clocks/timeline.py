@@ -194,7 +194,7 @@ class Timeline:
         self.left_step()
 
     def name_outside(self, what: str) -> None:
-        """Name what happens from now on, while the loop is outside of a step."""
+        """Set the name of what happens from now on, while the loop is outside of a step."""
         self.departures.append((self.clock(), what))
         self.left_step()
 

@@ -211,7 +211,7 @@ def _lengths_inside(blocks: Tensor, block_length: int, length: int) -> Tensor:
 
 
 def _pairs_of_partial(blocks: _Blocks, mask: _Mask, queries: int, keys: int) -> int:
-    """Return how many pairs ``mask.allows`` in the partial ``blocks``."""
+    """Return how many pairs of a query and a key the mask allows in the partial ``blocks``."""
     if _pairs_of_full(blocks, mask, queries, keys) > _MOST_PAIRS:
         raise UncountableError(
             "the mask of flex_attention has too many pairs to be counted"

@@ -496,7 +496,11 @@ class StepOperators:
         )
 
     def _note_slice(self, name: str, whole: Tensor, slices: Sequence[Tensor]) -> None:
-        """Record the call that takes ``slices`` of ``whole``; their gradient is as large as ``whole``."""
+        """Record the call that takes ``slices`` of ``whole``; their gradient is as large as ``whole``.
+
+        It computes nothing, but backward computes that gradient in a call that belongs to it. All other fields keep
+        their defaults.
+        """
         forward = self._forward_call()
         self._note_autograd_node()
         self._step.calls.append(

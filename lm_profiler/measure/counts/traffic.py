@@ -257,7 +257,7 @@ class TrafficReader:
     # the parameters that the optimizers step
     _stepped: list[Tensor] = field(default_factory=list)
     _stepped_gradient_bytes: int = 0
-    # whether a backward pass has begun since an optimizer's step was last counted
+    # whether there are gradients that no step of an optimizer has used: a backward pass has begun since the last step
     _has_new_gradients: bool = False
 
     def __call__(self, code: int) -> None:
@@ -282,6 +282,7 @@ class TrafficReader:
     def _part_begins(self, part: int) -> None:
         """Add the bytes that ``part`` moves, as far as they are known when it begins."""
         if part == FORWARD:
+            # so that forward has an entry even if it saves nothing
             self._add(FORWARD, 0)
         elif part == BACKWARD:
             self._has_new_gradients = True

@@ -270,7 +270,7 @@ class HoldingsReader:
         return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
-        """Note that the gradient of a parameter has arrived, and the peak if it rose since the last gradient."""
+        """Note that a parameter's gradient has arrived; note the peak, too, if it has risen since the last gradient."""
         # None if an optimizer that steps inside of backward has cleared it already
         if parameter.grad is not None:
             self._arrived_gradients.update(
