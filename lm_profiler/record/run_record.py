@@ -109,6 +109,9 @@ class StepLevel(Part):
     seconds: float = figure(
         "level", "ms", "mean duration of the regular steps of the level"
     )
+    # the part that makes up most of the change from the level before; ``all parts`` if all have changed by the same
+    # ratio; None for the first level, or if several parts have changed differently
+    change_in: str | None = None
 
 
 class StepPattern(Part):
@@ -474,6 +477,9 @@ class LoaderFacts(Part):
             return None
         return max(self.ready_before - self.ready_after, 0)
 
+
+# what has changed, if the times of all parts of the step have changed by the same ratio
+ALL_PARTS = "all parts"
 
 LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lm_profiler.analysis.steps.part_changes import is_uniform, part_with
 from lm_profiler.analysis.steps.statistics import (
     FEWEST_VALUES,
     Interval,
@@ -37,7 +38,13 @@ from lm_profiler.analysis.steps.step_course import (
 )
 from lm_profiler.analysis.steps.step_kinds import RarerKind, find_kinds, offsets_of
 from lm_profiler.analysis.steps.step_pattern import Pattern, find_pattern
-from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepPattern
+from lm_profiler.record.run_record import (
+    ALL_PARTS,
+    Steadiness,
+    StepKind,
+    StepLevel,
+    StepPattern,
+)
 
 Word = Literal["steady", "slowing", "unsettled"]
 
@@ -65,6 +72,11 @@ _LEAST_DEVIATIONS_OF_FEW = 4.0
 # By simulation: if measuring stops with at least so many, the interval is correct in 93 % of the cases, for AR(1) noise
 # of 0, 0.6 and 0.9.
 _FEWEST_INDEPENDENT_STEPS = 20.0
+
+# A change of level is attributed to a part with this share of it.
+_LEAST_SHARE_OF_CHANGE = 0.5
+# In a part that is this share of the step, a change cannot be distinguished from one of all parts.
+_NEARLY_WHOLE_STEP = 0.75
 
 _SMALLEST_LOG_EFFECT = math.log1p(SMALLEST_EFFECT)
 _WIDEST_LOG_HALF = 10.0  # the widest half interval, in logarithms
@@ -649,7 +661,8 @@ def steadiness(
     Args:
         model: the model of these steps.
         recompilations: the number of recompilations in them.
-        parts_s: by part, (n,) its seconds in the same steps; they show which part causes a pattern.
+        parts_s: by part, (n,) its seconds in the same steps; they show which part causes a pattern
+            or a change of level.
         first_step: the number in the run of the first measured step.
     """
     level = model.level
@@ -661,13 +674,6 @@ def steadiness(
     bias_of_mean = None
     if mean_after_cut_s > 0.0:
         bias_of_mean = float(model.seconds.mean()) / mean_after_cut_s - 1.0
-    levels = []
-    for (begin, end), level_s in zip(pairwise(model.edges), model.levels, strict=True):
-        levels.append(
-            StepLevel(
-                first=first_step + begin, last=first_step + end - 1, seconds=level_s
-            )
-        )
     pattern = None
     if model.pattern is not None:
         pattern = _pattern_record(model.pattern, model, parts_s)
@@ -683,7 +689,7 @@ def steadiness(
         last=first_step + model.end - 1,
         first_step=first_step,
         took_s=float(model.seconds[model.begin : model.end].sum()),
-        levels=levels,
+        levels=_level_records(model, parts_s, first_step),
         rise=model.rise if np.any(model.trend) else None,
         pattern=pattern,
         kinds=_kind_records(model),
@@ -693,6 +699,56 @@ def steadiness(
         pattern_s=parts.pattern,
         odd_s=parts.odd,
     )
+
+
+def _level_records(
+    model: StepModel, parts_s: Mapping[str, Series], first_step: int
+) -> list[StepLevel]:
+    """Return the record's entry for each level, with the part in which it differs from the level before."""
+    records: list[StepLevel] = []
+    for index, (begin, end) in enumerate(pairwise(model.edges)):
+        change_in = None
+        if index > 0 and parts_s:
+            change_in = _part_of_change(
+                model, parts_s, model.edges[index - 1], begin, end
+            )
+        records.append(
+            StepLevel(
+                first=first_step + begin,
+                last=first_step + end - 1,
+                seconds=model.levels[index],
+                change_in=change_in,
+            )
+        )
+    return records
+
+
+def _part_of_change(
+    model: StepModel, parts_s: Mapping[str, Series], before: int, begin: int, end: int
+) -> str | None:
+    """Return the part in which steps [begin, end) differ from steps [before, begin), as ``StepLevel.change_in``."""
+    before_s = _mean_parts(model, parts_s, before, begin)
+    after_s = _mean_parts(model, parts_s, begin, end)
+    if float(before_s.sum()) <= 0.0:
+        return None
+    largest = part_with(before_s, after_s, _LEAST_SHARE_OF_CHANGE)
+    if is_uniform(before_s, after_s):
+        # If nearly all of the step is one part, its own change looks uniform too.
+        shares = before_s / before_s.sum()
+        if float(shares.max()) < _NEARLY_WHOLE_STEP:
+            return ALL_PARTS
+    return None if largest is None else list(parts_s)[largest]
+
+
+def _mean_parts(
+    model: StepModel, parts_s: Mapping[str, Series], begin: int, end: int
+) -> Series:
+    """Return (parts,) the mean seconds of each part in the regular steps of [begin, end), or in all if none is."""
+    is_used = model.regular[begin:end]
+    if not is_used.any():
+        is_used = np.ones(end - begin, dtype=bool)
+    means = [float(part_s[begin:end][is_used].mean()) for part_s in parts_s.values()]
+    return np.array(means)
 
 
 def _pattern_record(

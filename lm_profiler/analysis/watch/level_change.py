@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from lm_profiler.analysis.steps.part_changes import is_uniform, part_with
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
 from lm_profiler.analysis.watch.step_blocks import Seconds
 from lm_profiler.record.parts import PARTS
@@ -18,8 +17,6 @@ _ONLY_PART_SHARE = 0.8  # with this share of the change, the part counts as the 
 _NEARLY_WHOLE_STEP = 0.75
 # in logarithms: the speed of real machines varies by this much, above all of shared ones
 _LARGEST_OF_MACHINE = 0.1
-# A change is uniform if less than this share of it deviates from an equal ratio of all parts.
-_UNIFORM = 0.4
 # A change is undone if the level comes back to within this share of the change.
 _RETURN_SHARE = 0.25
 # A change is reported again if its estimated size differs by this share from the one reported; a drift, by the second.
@@ -82,12 +79,9 @@ class LevelChange:
 
     def _part_with(self, share: float) -> str | None:
         """Return the part that changed most, if it makes up at least ``share`` of the change."""
-        # (PARTS,) without the whole step, which is the last entry of a level
-        differences_s = (self.after_s - self.before_s)[:-1]
-        largest = int(np.abs(differences_s).argmax())
-        if abs(differences_s[largest]) < share * abs(self.size_s):
-            return None
-        return PARTS[largest]
+        # without the whole step, which is the last entry of a level
+        index = part_with(self.before_s[:-1], self.after_s[:-1], share)
+        return None if index is None else PARTS[index]
 
     @property
     def was_reported(self) -> bool:
@@ -109,13 +103,8 @@ class LevelChange:
     @property
     def is_uniform(self) -> bool:
         """Whether all parts have changed by about the same ratio."""
-        # (PARTS,) each; the last entry of a level, the whole step, is left out
-        differences_s = (self.after_s - self.before_s)[:-1]
-        ratio_of_step = self.size_s / float(self.before_s[-1])
-        differences_if_uniform_s = ratio_of_step * self.before_s[:-1]
-        deviations_s = np.abs(differences_s - differences_if_uniform_s)
-        deviation_s = float(deviations_s.sum())
-        return deviation_s < _UNIFORM * abs(self.size_s)
+        # without the whole step, which is the last entry of a level
+        return is_uniform(self.before_s[:-1], self.after_s[:-1])
 
     @property
     def may_be_machine(self) -> bool:

@@ -10,10 +10,12 @@ from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.figure import digits_of, is_zero_text, ms_text
 from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.run_record import (
+    ALL_PARTS,
     Finding,
     OddStep,
     RunRecord,
     Steadiness,
+    StepLevel,
     Telemetry,
     Verdict,
     worst_first,
@@ -277,9 +279,18 @@ def _course_phrases(steadiness: Steadiness) -> list[str]:
             phrases.append(f"{steps} take {level_text}")
         else:
             change = level.seconds / before_s - 1.0
-            phrases.append(f"{steps} ({change:+.1%}): {level_text}")
+            phrases.append(f"{steps} ({change:+.1%}{_place_text(level)}): {level_text}")
         before_s = level.seconds
     return [*phrases, f"figures use steps {steadiness.first} to {steadiness.last}"]
+
+
+def _place_text(level: StepLevel) -> str:
+    """Return in which part of the step a level differs from the one before it."""
+    if level.change_in is None:
+        return ""
+    if level.change_in == ALL_PARTS:
+        return ", all phases alike: perhaps the machine"
+    return f", in {level.change_in}"
 
 
 def _kind_phrases(steadiness: Steadiness) -> list[str]:

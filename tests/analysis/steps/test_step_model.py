@@ -1,6 +1,6 @@
 """The model of step times, against simulated runs whose truth is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -325,6 +325,28 @@ def test_levels_have_the_step_numbers_of_the_run() -> None:
     assert [(level.first, level.last) for level in found.levels] == [(6, 15), (16, 45)]
     assert (found.first, found.last) == (16, 45)
     assert found.took_s == pytest.approx(model.seconds[10:].sum())
+
+
+@pytest.mark.parametrize(
+    "shares, change_in",
+    [
+        ((0.3, 0.5, 0.2), "all parts"),
+        ((0.0, 1.0, 0.0), "backward"),
+        ((0.4, 0.35, 0.25), "all parts"),
+        ((0.45, 0.1, 0.45), None),
+    ],
+)
+def test_a_level_has_the_part_in_which_it_differs_from_the_one_before(shares: Sequence[float], change_in: str) -> None:
+    """Forward, backward and optimizer take 30, 50 and 20 % of a step; ``shares`` of what is added are in each."""
+    model = fit(jump(np.random.default_rng(6), 40, at=0.25, by=0.5).times_s)
+    before_s = model.seconds[:10].mean()
+    added_s = np.where(np.arange(40) < 10, 0.0, model.seconds - before_s)
+    usual_s = model.seconds - added_s
+    parts_s = {}
+    for part, usual_share, share in zip(("forward", "backward", "optimizer"), (0.3, 0.5, 0.2), shares, strict=True):
+        parts_s[part] = usual_share * usual_s + share * added_s
+    levels = steadiness(model, parts_s=parts_s).levels
+    assert [level.change_in for level in levels] == [None, change_in]
 
 
 def test_autocorrelation_widens_the_interval() -> None:
