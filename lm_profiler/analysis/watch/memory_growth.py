@@ -140,20 +140,22 @@ class _Window:
         """Return whether memory grew steadily by more than heaps and caches do."""
         if not self.is_full:
             return False
-        held_bytes = np.array(self.held_bytes)
+        held_bytes = [*self.held_bytes]
+        quarter = len(held_bytes) // 4
+        lowest_rise = min(held_bytes[-quarter:]) - min(held_bytes[:quarter])
+        least_bytes = max(_LEAST_GROWTH_BYTES, self.span.least_share * held_bytes[0])
+        least_rise_share = _LASTING * 0.75
+        # Steady memory ends here, before the slopes are computed, which takes far longer.
+        if lowest_rise < least_rise_share * least_bytes:
+            return False
         _, line_bytes = self.line()
         grew_bytes = float(line_bytes[-1] - line_bytes[0])
-        least_bytes = max(_LEAST_GROWTH_BYTES, self.span.least_share * held_bytes[0])
-        if grew_bytes < least_bytes:
+        if grew_bytes < least_bytes or lowest_rise < least_rise_share * grew_bytes:
             return False
         # With each step, memory grows evenly even if the machine's speed changes.
         if not self._is_even_over(self.times_s) and not self._is_even_over(self.steps):
             return False
-        quarter = len(held_bytes) // 4
-        lowest_rise = held_bytes[-quarter:].min() - held_bytes[:quarter].min()
-        if lowest_rise < _LASTING * 0.75 * grew_bytes:
-            return False
-        noise_bytes = robust_std(held_bytes - line_bytes)
+        noise_bytes = robust_std(np.array(held_bytes) - line_bytes)
         return bool(grew_bytes >= _ABOVE_NOISE * noise_bytes)
 
     def _is_even_over(self, positions: Sequence[float]) -> bool:
