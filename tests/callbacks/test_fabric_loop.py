@@ -232,7 +232,7 @@ def test_run_finds_a_loop_without_lightning(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     few = ("--warmup_steps=2", "--measure_steps=5", "--trace_steps=0", "--memory_steps=1")
     environment = {**os.environ, "PYTHONPATH": str(entry_point_folder(tmp_path / "installed"))}
-    program = (sys.executable, "train.py")  # which replaces the process that runs the verb
+    program = ("env", sys.executable, "train.py")  # a fresh interpreter, since `env` replaces the process first
     done = run_python("-m", "lm_profiler", "run", *few, "--", *program, folder=tmp_path, environment=environment)
     assert (done.returncode, done.stdout) == (7, "trained False\n"), done.stderr
     record = read_run(tmp_path / "logs/lm_profiler/version_0")

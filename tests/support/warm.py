@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import lm_profiler_autoload
 import torch
 from benchmarks.free_port import free_port
 from scripts import SUPPORT
@@ -216,6 +217,7 @@ def _become(
 
 
 _EXECUTE_CHILD = subprocess.Popen._execute_child
+_REPLACE_PROCESS = os.execvp
 
 
 def _take_over(rates: bool, address: str) -> None:
@@ -228,6 +230,7 @@ def _take_over(rates: bool, address: str) -> None:
     if not rates:
         with_rates(flops_per_s=None, bytes_per_s=None).start()
     subprocess.Popen._execute_child = _fork_ours
+    os.execvp = _continue_as
     util.spawnv_passfds = _spawn_ours
 
 
@@ -260,6 +263,14 @@ def _fork_ours(process: Any, args: Any, *given: Any) -> None:
             os._exit(code)
     process._child_created = True
     process._close_pipe_fds(*pipes)
+
+
+def _continue_as(program: str, command: Sequence[str]) -> None:
+    """Run the program that replaces this process, such as that of the verb ``run``, in what has loaded torch."""
+    if not _is_ours([*command]):
+        _REPLACE_PROCESS(program, command)
+    lm_profiler_autoload.begin_search()  # which torch calls when it is loaded
+    os._exit(_code_of(command, str(Path.cwd()), dict(os.environ)))
 
 
 def _spawn_ours(path: Any, args: Any, passfds: Any) -> int:

@@ -76,7 +76,7 @@ def test_a_fit_after_some_steps_of_a_loop_is_profiled(
 ) -> None:
     (tmp_path / "program.py").write_text(OWN_STEPS_THEN_A_TRAINER)
     program = [sys.executable, "program.py", str(own_steps)]
-    done = run_program("-m", "lm_profiler", "run", *FEW, f"--watch={watch}", "--", *program, cwd=tmp_path)
+    done = warm.run_python("-m", "lm_profiler", "run", *FEW, f"--watch={watch}", "--", *program, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     read = {}
     for version in range(2):
