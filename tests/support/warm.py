@@ -29,11 +29,11 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import lm_profiler_autoload
 import torch
 from benchmarks.free_port import free_port
 from scripts import SUPPORT
 
+import lm_profiler_autoload
 from lm_profiler.processes import cell_processes, child
 
 INTERPRETER = child.start_interpreter

@@ -19,9 +19,6 @@ from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_rows
 from lm_profiler.record.watch_files import STATUS, WatchStatus
 
-pytestmark = pytest.mark.usefixtures("no_preflight")
-
-
 SEED = 20260102
 TABLE_OPTIONS = (
     [],
