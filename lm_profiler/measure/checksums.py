@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from lm_profiler.torch_names import NO_MODES
+from lm_profiler.torch_names import NO_FUNCTION_MODES, NO_MODES
 
 
 def checksum_of(tensor: Tensor) -> int | None:
@@ -17,10 +17,8 @@ def checksum_of(tensor: Tensor) -> int | None:
 
     It is as fast as memory if the bytes fill whole integers of 64 bits; smaller ones take up to 50 times as long.
     """
-    if not _is_readable(tensor):
-        return None
     with _without_modes():
-        return int(_sum_of_bits(tensor))
+        return int(_sum_of_bits(tensor)) if _is_readable(tensor) else None
 
 
 def weights_checksum(module: nn.Module) -> tuple[int, ...] | None:
@@ -28,13 +26,14 @@ def weights_checksum(module: nn.Module) -> tuple[int, ...] | None:
 
     The checksums of a device are fetched together, so the host waits for each device once.
     """
+    all_tensors = [*module.parameters(), *module.buffers()]
     tensors: dict[int, Tensor] = {}  # one of each storage, by the storage's address
-    for tensor in chain(module.parameters(), module.buffers()):
-        if not _is_readable(tensor):
-            return None
-        tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor)
     sums_by_device: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     with _without_modes():
+        for tensor in all_tensors:
+            if not _is_readable(tensor):
+                return None
+            tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         for tensor in tensors.values():
             sums_by_device[tensor.device].append(_sum_of_bits(tensor))
         checksums: list[int] = []
@@ -53,10 +52,11 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     return elements.sum(dtype=torch.int64)
 
 
-def _without_modes() -> AbstractContextManager[None]:
-    """Return a context in which no mode, of the program or of ours, observes the operators."""
-    context: AbstractContextManager[None] = NO_MODES.find_or(nullcontext)()
-    return context
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """In this context no mode, of the program or of ours, observes what is read or computed."""
+    with NO_FUNCTION_MODES.find_or(nullcontext)(), NO_MODES.find_or(nullcontext)():
+        yield
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_profiler.measure.checksums import checksum_of, weights_checksum
@@ -11,6 +12,11 @@ from lm_profiler.measure.checksums import checksum_of, weights_checksum
 
 class ForbidOperators(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"the program's mode saw {function}")
+
+
+class ForbidFunctions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"the program's mode saw {function}")
 
 
@@ -44,8 +50,9 @@ def test_tied_weights_are_read_once() -> None:
 
 def test_the_modes_of_the_program_see_nothing() -> None:
     model = nn.Linear(3, 2)
-    with ForbidOperators():
+    with ForbidOperators(), ForbidFunctions():
         assert weights_checksum(model) is not None
+        assert checksum_of(model.weight) is not None
 
 
 def test_what_has_no_elements_of_its_own_has_no_checksum() -> None:
