@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lm_profiler.measure.boundary import comes_from_outside
 from lm_profiler.torch_names import NO_FUNCTION_MODES, NO_MODES
 
 # A larger tensor has no known content: reading 32 MiB takes some 30 ms.
@@ -19,8 +21,11 @@ _MOST_BYTES = 32 << 20
 _MOST_ITEMS = 20_000  # in all containers of a value
 _MOST_NESTED = 4  # containers within each other
 
-_NUMBERS = (bool, float, complex, type(None))
-_DTYPES = (torch.dtype, torch.device, np.dtype)
+_TENSORS = (Tensor, nn.Parameter)
+# classes of which the text is the content
+_NUMBERS = (bool, float, complex, type(None), torch.dtype, torch.device)
+# NumPy's own numbers, texts and dates; records are left out, because they may contain objects
+_NUMPY_SCALARS = {*np.sctypeDict.values()} - {np.object_, np.void}
 
 
 class Content(NamedTuple):
@@ -42,11 +47,34 @@ def content_of(value: Any) -> Content | None:
     """
     reader = _Reader()
     try:
-        with NO_FUNCTION_MODES.find_or(nullcontext)():
+        with without_function_modes():
             reader.add(value, depth=0)
     except _UnknownContent:
         return None
+    except Exception as error:  # from an image that is closed, for example
+        if comes_from_outside(error):
+            raise
+        return None
     return Content(reader.digest(), reader.elements)
+
+
+def without_function_modes() -> AbstractContextManager[None]:
+    """Return a context in which the program's own function modes do not observe what is read of a tensor."""
+    context: AbstractContextManager[None] = NO_FUNCTION_MODES.find_or(nullcontext)()
+    return context
+
+
+def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
+    """Return whether ``kind`` is in ``kinds``; ``in`` may call code of a program that has a metaclass."""
+    return any(kind is other for other in kinds)
+
+
+def image_class() -> type | None:
+    """Return Pillow's class of images in memory; None if Pillow is not in use.
+
+    Images of classes that inherit from it may be those of files, which are read when they are first used.
+    """
+    return getattr(sys.modules.get("PIL.Image"), "Image", None)
 
 
 class _Reader:
@@ -67,35 +95,55 @@ class _Reader:
         if depth > _MOST_NESTED or self._items_left < 0:
             raise _UnknownContent
         kind = type(value)
-        if kind in (Tensor, nn.Parameter):
+        if is_one_of(kind, _TENSORS):
             self._add_tensor(value)
         elif kind is np.ndarray:
             self._add_array(value)
         elif kind is str:
+            self._check_size(len(value))
             # an unpaired surrogate is no error
             self._add_bytes(kind, value.encode(errors="surrogatepass"), len(value))
-        elif kind in (bytes, bytearray):
+        elif kind is bytes:
             self._add_bytes(kind, value, len(value))
+        elif kind is bytearray:
+            self._check_size(len(value))
+            # a copy: while the hash reads it, other threads could not change its length
+            self._add_bytes(kind, bytes(value), len(value))
         elif kind is int:
             # there is no limit to the length of its hexadecimal digits
             self._add_bytes(kind, hex(value).encode(), 1)
-        elif kind in _NUMBERS or kind in _DTYPES or issubclass(kind, np.generic):
+        elif is_one_of(kind, _NUMBERS):
             self._add_bytes(kind, repr(value).encode(), 1)
-        elif issubclass(kind, tuple):
+        elif issubclass(kind, tuple) and not kind.__dictoffset__:
+            # the class of a tuple with names, too, but none whose objects have attributes
+            self._check_length(tuple.__len__(value))
             self._add_items(kind, list(tuple.__iter__(value)), depth)
         elif kind is list:
+            self._check_length(len(value))
             self._add_items(kind, list(value), depth)
         elif kind is dict:
+            self._check_length(2 * len(value))
             items: list[Any] = []
             for key, item in list(value.items()):
                 items += (key, item)
             self._add_items(kind, items, depth)
         elif kind is slice:
             self._add_items(kind, [value.start, value.stop, value.step], depth)
-        elif _is_image(kind):
-            description = (value.mode, *value.size)
-            self._add_bytes(description, value.tobytes(), value.size[0] * value.size[1])
+        elif kind is image_class():
+            self._add_image(value)
+        elif is_one_of(kind, _NUMPY_SCALARS):
+            self._add_array(np.asarray(value))
         else:
+            raise _UnknownContent
+
+    def _check_length(self, length: int) -> None:
+        """Refuse a container of more items than may be read, before they are copied."""
+        if length > self._items_left:
+            raise _UnknownContent
+
+    def _check_size(self, size: int) -> None:
+        """Refuse a value of more bytes than may be read, before they are copied."""
+        if size > self._bytes_left:
             raise _UnknownContent
 
     def _add_items(self, kind: type, items: list[Any], depth: int) -> None:
@@ -103,30 +151,36 @@ class _Reader:
         for item in items:
             self.add(item, depth + 1)
 
-    def _add_bytes(
-        self, description: object, content: bytes | bytearray, elements: int
-    ) -> None:
+    def _add_bytes(self, description: object, content: bytes, elements: int) -> None:
         """Add ``content``, and what makes it differ from other values with the same bytes."""
-        self._take(len(content))
+        self._check_size(len(content))
+        self._bytes_left -= len(content)
         self._hash.update(f"{description} {len(content)};".encode())
         self._hash.update(content)
         self.elements += elements
 
-    def _take(self, size: int) -> None:
-        """Count ``size`` bytes, before they are read."""
-        self._bytes_left -= size
-        if self._bytes_left < 0:
+    def _add_image(self, image: Any) -> None:
+        width, height = image.size
+        self._check_size(width * height * len(image.getbands()))
+        if image.mode in ("P", "PA"):
+            # its numbers stand for colours
             raise _UnknownContent
+        description = (image.mode, width, height)
+        self._add_bytes(description, image.tobytes(), width * height)
 
     def _add_array(self, array: np.ndarray[Any, Any]) -> None:
-        if array.dtype.hasobject or array.nbytes > self._bytes_left:
+        if array.dtype.hasobject:
             raise _UnknownContent
+        self._check_size(array.nbytes)
         description = (array.dtype.str, array.shape)
         self._add_bytes(description, array.tobytes(), array.size)
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if tensor.device.type != "cpu":
             # reading it would wait for the device
+            raise _UnknownContent
+        if tensor.is_quantized or tensor.is_nested:
+            # its bytes do not tell its numbers, or its shape
             raise _UnknownContent
         if tensor.layout is torch.strided:
             self._add_strided(tensor)
@@ -145,8 +199,7 @@ class _Reader:
     def _add_strided(self, tensor: Tensor) -> None:
         """Add the elements of ``tensor``, read without an operator of torch: a program's own mode would observe it."""
         item_bytes = tensor.element_size()
-        if tensor.numel() * item_bytes > self._bytes_left:
-            raise _UnknownContent
+        self._check_size(tensor.numel() * item_bytes)
         elements = np.ndarray(
             shape=tuple(tensor.shape),
             dtype=f"V{item_bytes}",
@@ -180,12 +233,3 @@ class _Reader:
         if size > _MOST_BYTES or not is_readable:
             raise _UnknownContent
         return ctypes.string_at(address + begin, size)
-
-
-def _is_image(kind: type) -> bool:
-    """Return whether ``kind`` is Pillow's class of images in memory.
-
-    Images of other classes may be those of files, which are read when they are first used.
-    """
-    pillow = sys.modules.get("PIL.Image")
-    return kind is getattr(pillow, "Image", None)

@@ -1,6 +1,7 @@
 """Equal contents are equal, others are not; what cannot be read without the program's code is unknown."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,16 +50,47 @@ def test_contents_are_equal_if_the_values_are(first: Any, second: Any, are_equal
     assert (contents[0] == contents[1]) == are_equal
 
 
-class Refusing:
+class RefusingClass(type):
+    def __eq__(self, other: object) -> bool:
+        pytest.fail("code of the program was called")
+
+    __hash__ = type.__hash__
+
+
+class Refusing(metaclass=RefusingClass):
     def refuse(self, *_: object) -> Any:
-        raise AssertionError
+        pytest.fail("code of the program was called")
 
     __eq__ = __len__ = __iter__ = __repr__ = refuse
     __hash__ = refuse
 
 
+class RefusingNumber(np.float64):
+    __repr__ = Refusing.refuse
+
+
 class OwnTensor(Tensor):
     pass
+
+
+class TupleWithAttributes(tuple[int, ...]):
+    pass
+
+
+def nested_tensor() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def quantized_tensor() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        return torch.quantize_per_tensor(torch.ones(20), 0.1, 0, torch.qint8)
+
+
+def record_of_numpy() -> Any:
+    return np.array([(Refusing(),)], dtype=[("field", object)])[0]
 
 
 def images() -> Iterator[int]:
@@ -77,6 +109,11 @@ UNKNOWN: list[Callable[[], Any]] = [
     lambda: np.array([Refusing()], dtype=object),
     lambda: list(range(50_000)),
     lambda: [[[[[[1]]]]]],
+    lambda: RefusingNumber(1.0),
+    lambda: TupleWithAttributes((1, 2)),
+    nested_tensor,
+    quantized_tensor,
+    record_of_numpy,
     images,
 ]
 
@@ -121,12 +158,22 @@ def test_modes_of_the_program_do_not_see_the_reading(mode: Any) -> None:
     assert mode.calls == 0
 
 
-def test_an_image_is_read_and_that_of_a_file_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_that_is_read_is_small_open_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
     class Image:
-        mode = "L"
-        size = (4, 5)
+        def __init__(self, mode: str = "L", size: tuple[int, int] = (4, 5), is_closed: bool = False) -> None:
+            self.mode = mode
+            self.size = size
+            self.is_closed = is_closed
+
+        def getbands(self) -> str:
+            return self.mode
 
         def tobytes(self) -> bytes:
+            reads.append(self.mode)
+            if self.is_closed:
+                raise ValueError
             return bytes(range(20))
 
     class ImageOfFile(Image):
@@ -137,3 +184,8 @@ def test_an_image_is_read_and_that_of_a_file_is_not(monkeypatch: pytest.MonkeyPa
     assert content is not None
     assert content.elements == 20
     assert content_of(ImageOfFile()) is None
+    assert content_of(Image(is_closed=True)) is None
+    assert reads == ["L", "L"]
+    assert content_of(Image("P")) is None  # its bytes are not its colours
+    assert content_of(Image(size=(8_000, 8_000))) is None
+    assert reads == ["L", "L"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lm_profiler.callbacks.instruments.function_calls import Line, arrays_in
+from lm_profiler.measure.contents import image_class, without_function_modes
 
 # How many times as large as the samples a result must be to count as larger than needed.
 _LARGER = 4.0
@@ -133,9 +133,14 @@ class DataCalls:
 
 def _size_of(result: Any) -> _Size:
     """Return the size of the tensors, arrays and images of Pillow in ``result``."""
-    shapes = [tuple(array.shape) for array in arrays_in(result)]
-    pillow = sys.modules.get("PIL.Image")
-    if pillow is not None and issubclass(type(result), pillow.Image):
+    shapes = []
+    with without_function_modes():
+        for array in arrays_in(result):
+            # a nested tensor has no shape
+            if not getattr(array, "is_nested", False):
+                shapes.append(tuple(array.shape))
+    image = image_class()
+    if image is not None and issubclass(type(result), image):
         width, height = result.size
         shapes.append((height, width, len(result.getbands())))
     if not shapes:

@@ -15,8 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lm_profiler.measure.contents import Content, content_of
+from lm_profiler.measure.contents import (
+    Content,
+    content_of,
+    is_one_of,
+    without_function_modes,
+)
 from lm_profiler.measure.user_code import installed_package, qualified_name
+from lm_profiler.torch_names import BACKWARD_NODE
 
 Line = tuple[str, int, str]  # file, line and function
 
@@ -26,6 +32,7 @@ _MOST_NS = 500_000_000
 _SHORT_NS = 50_000
 # A result with fewer numbers or characters is equal by chance, or it only says how something went.
 _FEWEST_ELEMENTS = 16
+_MOST_PARTS = 1_000
 # functions of which each call computes only a part, or which return before they run
 _IN_PARTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # arguments with a state that changes with each use
@@ -73,13 +80,19 @@ class _Call:
     duration: Elapsed = field(default_factory=Elapsed)
     is_repeat: bool = False
 
-    def repeats(self, earlier: _Call) -> bool:
-        """Return whether this call has computed what ``earlier`` had computed."""
-        if self.result != earlier.result or self.arguments is None:
+    def has_arguments_of(self, earlier: _Call) -> bool:
+        """Return whether both calls have the same known arguments."""
+        if self.arguments is None or earlier.arguments is None:
             return False
-        if earlier.arguments is None or not self.arguments.equal(earlier.arguments):
+        return self.arguments.equal(earlier.arguments)
+
+    def computes_again(self, earlier: _Call) -> bool:
+        """Return whether this call has computed the result of ``earlier``, which has the same arguments.
+
+        A result that was stored and is handed out again was not computed again.
+        """
+        if self.result != earlier.result:
             return False
-        # A result that was stored and is handed out again was not computed again.
         own = {id(leaf()) for leaf in self.result_refs}
         kept = {id(leaf()) for leaf in earlier.result_refs if leaf() is not None}
         return own.isdisjoint(kept)
@@ -130,6 +143,9 @@ class FunctionCalls:
         self._counts: Counter[tuple[int, int]] = Counter()
         # the functions with short calls; they are kept so that their identities are not used again
         self._short: dict[int, CodeType] = {}
+        # the functions that returned different results for the same arguments: they depend on something else, too
+        self._varying: set[int] = set()
+        self._backward_node = BACKWARD_NODE.find_or(lambda: None)
 
     def begin(self, frame: FrameType, phase: int, depth: int, elapsed: Elapsed) -> None:
         """Note that a call of the program's function begins which ``frame`` runs, if its result may be compared.
@@ -143,6 +159,9 @@ class FunctionCalls:
         code = frame.f_code
         self._counts[id(code), phase] += 1
         if self._ns_left <= 0 or id(code) in self._short or not _may_be_kept(frame):
+            return
+        if self._backward_node() is not None:
+            # Activation checkpointing computes results again on purpose.
             return
         begin_ns = self._clock()
         call = _Call(
@@ -181,7 +200,7 @@ class FunctionCalls:
         self._ns_left -= self._clock() - begin_ns
 
     def _compare(self, call: _Call, result: Any) -> None:
-        """Keep the content of the ``result`` of ``call``, and note whether an earlier call had it."""
+        """Keep the content of the ``result`` of ``call``, and compare it with those of earlier calls."""
         if call.arguments is None or id(result) in call.arguments.ids:
             return
         content = content_of(result)
@@ -190,9 +209,16 @@ class FunctionCalls:
         leaves = arrays_in(result)
         call.result = content
         call.result_refs = [ref(leaf) for leaf in leaves]
-        call.has_gradients = any(_has_gradient(leaf) for leaf in leaves)
+        with without_function_modes():
+            call.has_gradients = any(_has_gradient(leaf) for leaf in leaves)
         earlier_calls = self._calls_of_code[id(call.code)]
-        call.is_repeat = any(call.repeats(earlier) for earlier in earlier_calls)
+        for earlier in earlier_calls:
+            if not call.has_arguments_of(earlier):
+                continue
+            if call.result != earlier.result:
+                self._varying.add(id(call.code))
+            elif call.computes_again(earlier):
+                call.is_repeat = True
         if call.is_repeat:
             # What it calls need not be kept if its own result is.
             for inner in self._ended[call.first_inner :]:
@@ -200,11 +226,18 @@ class FunctionCalls:
         earlier_calls.append(call)
         self._ended.append(call)
 
+    def stop(self) -> None:
+        """Forget the objects of the program: a tensor cannot be swapped while there is a weak reference to it."""
+        for call in self._ended:
+            call.arguments = None
+            call.result_refs = []
+        self._running.clear()
+
     def results(self) -> list[FunctionResults]:
         """Return the functions that computed a result again."""
         by_function: dict[tuple[Line, int], FunctionResults] = {}
         for call in self._ended:
-            if not call.is_repeat:
+            if not call.is_repeat or id(call.code) in self._varying:
                 continue
             key = (call.function, call.phase)
             if key not in by_function:
@@ -258,27 +291,28 @@ def _random_state() -> object:
         content_of(torch.default_generator.get_state()),
         # the form that every generator has; for others than the usual one, NumPy warns about the older form
         content_of(np.random.get_state(legacy=False)),
-        random.getstate(),
+        hash(random.getstate()),  # the state itself takes 25 KB
     )
 
 
 def arrays_in(result: Any) -> list[Any]:
     """Return the tensors and arrays in ``result``, which may be one, or a container of them.
 
-    Those of other classes are left out: reading their shape may call code of the program.
+    Those of other classes are left out: reading their shape may call code of the program. So are those in a container
+    with more than ``_MOST_PARTS`` items.
     """
     if _is_array(result):
         return [result]
-    parts: list[Any] = []
-    if type(result) is dict:
-        parts = [*result.values()]
-    elif type(result) in (list, tuple):
-        parts = [*result]
+    kind = type(result)
+    is_container = kind is dict or kind is list or kind is tuple
+    if not is_container or len(result) > _MOST_PARTS:
+        return []
+    parts = list(result.values() if kind is dict else result)
     return [part for part in parts if _is_array(part)]
 
 
 def _is_array(value: Any) -> bool:
-    return type(value) in (Tensor, nn.Parameter, np.ndarray)
+    return is_one_of(type(value), (Tensor, nn.Parameter, np.ndarray))
 
 
 def _has_gradient(leaf: Any) -> bool:

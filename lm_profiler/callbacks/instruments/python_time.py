@@ -316,6 +316,8 @@ class PythonTimes:
         is_following = getattr(sys.getprofile(), "__self__", None) is self
         if is_following:
             sys.setprofile(None)
+        if self._function_calls is not None:
+            self._function_calls.stop()
         del self._stack[1:]
         self._loop_frame = None
         self._loop_line = None

@@ -1,5 +1,6 @@
 """Which functions return more than the samples of a batch need; the clock of each batch goes on by known times."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
@@ -33,6 +35,26 @@ def large_in(make_batch: Callable[[], object]) -> dict[str, LargeResult]:
 def tone(size: int = 64, channels: int = 3) -> Tensor:
     works(2.0)
     return torch.ones(channels, size, size)
+
+
+class ForbiddenFunctions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pytest.fail(f"the program's mode saw {function}")
+
+
+def test_reading_results_does_not_disturb_the_program() -> None:
+    """One result is longer than what is read, one has no shape, and a mode of the program runs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    stored: Any = [nested, [torch.ones(4)], [torch.ones(4)] * 2000]
+
+    def load(index: int) -> Any:
+        works()
+        return stored[index]
+
+    with ForbiddenFunctions():
+        assert large_in(lambda: [load(index) for index in range(3)]) == {}
 
 
 def batch_of(sample: Callable[[int], object], collate: Callable[[list[Any]], object] = default_collate) -> object:

@@ -1,6 +1,7 @@
 """Which functions compute a result again: planted in a followed step whose clock goes on by known times."""
 
 import functools
+import itertools
 import random
 import sys
 import weakref
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from lm_profiler.callbacks.instruments import function_calls
 from lm_profiler.callbacks.instruments.function_calls import Elapsed, FunctionCalls
@@ -243,6 +246,31 @@ def shared_phases(phase: list[int]) -> Callable[[], object]:
     return trained
 
 
+def rarely_dropped() -> Callable[[], object]:
+    """Masks drawn by a generator of the program, most of which are equal by chance."""
+    drops = itertools.cycle([False, False, True])
+
+    def dropped() -> Tensor:
+        works()
+        return torch.full((32,), next(drops))
+
+    return dropped
+
+
+def checkpoint() -> Callable[[], object]:
+    """Its inner function is called again in backward, to save memory."""
+
+    def activation(values: Tensor) -> Tensor:
+        works()
+        return values.square()
+
+    def block(values: Tensor) -> Tensor:
+        return activation(values).sin() + 1.0
+
+    values = iter(torch.rand(9, 32, requires_grad=True).unbind())
+    return lambda: recomputed(block, next(values), use_reentrant=True).sum().backward()
+
+
 NOT_REPEATED: dict[str, Callable[[], Callable[[], object]]] = {
     "random images": random_images,
     "torch's random numbers": lambda: random_image_by_chance_the_same(lambda: torch.rand(1)),
@@ -260,6 +288,8 @@ NOT_REPEATED: dict[str, Callable[[], Callable[[], object]]] = {
     "elements": elements,
     "an unknown result": unknown_result,
     "a module": module,
+    "masks that are equal by chance": rarely_dropped,
+    "a checkpoint": checkpoint,
 }
 
 
@@ -296,6 +326,41 @@ def test_values_are_not_kept_alive() -> None:
 
     (row,) = repeated_in(step)
     assert row.repeats == 2
+
+
+def test_a_weight_that_is_a_result_can_be_swapped_afterwards() -> None:
+    weight = nn.Parameter(torch.ones(32))
+
+    def stored() -> Tensor:
+        works()
+        return weight
+
+    times = PythonTimes(lambda: FORWARD, lambda: now_ns[0], lambda: now_ns[0])
+    assert times.start()
+    stored()
+    times.stop()
+    torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(32)))
+    assert weight.sum() == 0.0
+
+
+class CountedFunctions(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_program_do_not_see_the_reading() -> None:
+    values = torch.arange(64.0)
+
+    def scaled(factor: float) -> Tensor:
+        works()
+        return values * factor
+
+    with CountedFunctions() as mode:
+        (row,) = repeated_in(lambda: [scaled(2.0), scaled(2.0)])
+    assert (row.repeats, mode.calls) == (1, 2)
 
 
 def test_reading_the_values_is_no_time_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
