@@ -540,9 +540,20 @@ EXCHANGE = "exchange with other processes"
 
 # How the forward pass of a module is called outside of all phases: without a call of the module, which would be marked,
 # although an optimizer trains it; of a constant module that no optimizer trains; of such a module whose weights get
-# gradients all the same; of one whose weights follow those of a trained module, such as a target network; or without
-# gradients, of a module that is trained, as in reinforcement learning.
-ForwardKind = Literal["unmarked", "untrained", "unfrozen", "following", "acting"]
+# gradients all the same; of one through which gradients pass to a trained module, as in a perceptual loss, and whose
+# weights get none, or get them all the same; of one whose weights follow those of a trained module, such as a target
+# network; or without gradients, of a module that is trained, as in reinforcement learning.
+ForwardKind = Literal[
+    "unmarked",
+    "untrained",
+    "unfrozen",
+    "passing",
+    "passing_unfrozen",
+    "following",
+    "acting",
+]
+# kinds of calls that each step needs
+NEEDED_FORWARDS: tuple[ForwardKind, ...] = ("passing", "passing_unfrozen", "following")
 
 
 class PythonTime(Part):

@@ -882,6 +882,15 @@ def _padding_text(finding: Finding, settings: Settings) -> str:
 
 
 def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
+    if finding.file:
+        # Gradients pass through this module to another one, so that no_grad would end the training.
+        module = f"the module in {_place_text(finding)}"
+        if not finding.owner:
+            module = f"the module that {Path(finding.file).name}:{finding.line} calls"
+        return (
+            f"Freeze the weights of {module} by requires_grad_(False): each backward pass "
+            "computes their gradients, but no optimizer updates them."
+        )
     return (
         f"Set requires_grad=False for the weights of {finding.what}, or run it under torch.no_grad(): the weights "
         "get gradients, but no optimizer updates them."

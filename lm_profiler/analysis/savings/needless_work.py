@@ -16,6 +16,7 @@ from lm_profiler.record.run_record import (
     NeedlessOperators,
     NeedlessReason,
     NeedlessWork,
+    OuterCall,
 )
 
 # by the reason of the data flow, the kinds of needless work with which the trace reports the same problem
@@ -33,6 +34,9 @@ _SHARE_OF_PASSES = 0.35
 # The line of the data flow is that of a traced pass if it shows at least this share of it. Of two passes with dropout
 # it shows only what comes before.
 _MOST_OF_PASS = 0.5
+# the time that the gradients of a module's weights take, as a multiple of its forward pass: usually, and at most
+_USUAL_PER_FORWARD = 1.25
+_MOST_PER_FORWARD = 2.0
 _CERTAINLY_NEEDLESS = ("unused", "constant")
 # By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
 _NEEDLESS_TOLERANCE = 1.35
@@ -106,6 +110,33 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             what=module,
             facts={"passes": passes},
             **_line_of_repetition(costs, works),
+        )
+
+
+def find_unfrozen_modules(costs: StepCosts) -> Iterator[Finding]:
+    """Find modules outside of the model that pass gradients on, and whose own weights get gradients for nothing.
+
+    The gradients of weights need as many operations as the forward pass (Kaplan et al. 2020, section 2.1: each of the
+    two products of the backward pass costs as much as that of the forward pass). Those of convolutions take longer.
+    """
+    # by file, line and function of the forward pass; without a function, of the line of the loop
+    calls_by_place: defaultdict[tuple[str, int, str], list[OuterCall]] = defaultdict(
+        list
+    )
+    for call in costs.record.outer_calls:
+        if call.forward == "passing_unfrozen":
+            calls_by_place[call.file, call.line, call.outer_function].append(call)
+    backward_s = costs.mean_s("backward")
+    for calls in calls_by_place.values():
+        forward_s = sum(call.seconds for call in calls) * costs.slowdown_in("other")
+        yield costs.finding(
+            "unused_gradients",
+            min(_USUAL_PER_FORWARD * forward_s, backward_s),
+            high_s=min(_MOST_PER_FORWARD * forward_s, backward_s),
+            phase="backward",
+            owner=calls[0].outer_function,
+            file=calls[0].file,
+            line=calls[0].line,
         )
 
 

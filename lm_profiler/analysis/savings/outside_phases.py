@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -141,10 +141,17 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
             fields, saves_s = _code_of_owner(costs, avoidable_s)
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
-        # The work of other processes would take time here, too.
-        may = bool(fields.get("facts", {}).get("exchanges"))
+        facts = fields.get("facts", {})
+        # The work of other processes would take time here, too. The outputs of a module that is not trained can be kept
+        # only if data repeats.
+        may = bool(facts.get("exchanges")) or _keeps_outputs(facts)
         yield costs.finding(name, saves_s, may=may, **fields)
     yield from _find_function_missed_by_actions(costs, most_s)
+
+
+def _keeps_outputs(facts: Mapping[str, float]) -> bool:
+    """Return whether a finding with these facts advises to keep the outputs of a module, and nothing surer."""
+    return bool(facts.get("untrained")) and not facts.get("unfrozen")
 
 
 def _lock_wait_share(costs: StepCosts) -> float:

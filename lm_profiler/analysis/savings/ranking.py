@@ -33,6 +33,7 @@ from lm_profiler.analysis.savings.function_results import (
 from lm_profiler.analysis.savings.needless_work import (
     find_needless_operators,
     find_needless_work,
+    find_unfrozen_modules,
 )
 from lm_profiler.analysis.savings.optimizer import (
     find_costly_optimizer_code,
@@ -94,6 +95,7 @@ FINDERS: Sequence[Finder] = (
     find_recomputation,
     find_padding,
     find_needless_work,
+    find_unfrozen_modules,
     find_needless_operators,
     find_costly_optimizer_code,
     find_communication,

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import (
     EXCHANGE,
+    NEEDED_FORWARDS,
     PRINTING,
     Finding,
     FindingName,
@@ -74,8 +75,6 @@ _TOLERANCES: Mapping[str, float] = {
 # With the uncertainty of the mean, a tolerance is at most this, unless the cause alone needs more: a larger upper limit
 # would have no meaning.
 _LARGEST_TOLERANCE = 0.35
-# The kind of a forward pass that each step needs: the weights change, so its outputs cannot be kept.
-_NEEDED_FORWARD = "following"
 # the kinds of the forward pass of a constant module that no optimizer trains
 _UNTRAINED_FORWARDS = ("untrained", "unfrozen")
 _ITEM_METHODS = (".__getitem__", ".__getitems__", ".__iter__")  # of a dataset
@@ -365,7 +364,7 @@ class StepCosts:
         return _by_function(
             row
             for row in self.record.python_times
-            if row.phase in phases and row.forward != _NEEDED_FORWARD
+            if row.phase in phases and row.forward not in NEEDED_FORWARDS
         )
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
@@ -388,7 +387,7 @@ class StepCosts:
         seconds_by_line: defaultdict[tuple[str, int], float] = defaultdict(float)
         rows = []
         for row in self.record.python_times:
-            if row.phase == phase and row.forward != _NEEDED_FORWARD:
+            if row.phase == phase and row.forward not in NEEDED_FORWARDS:
                 rows.append(row)
         for row in rows:
             seconds_by_line[row.file, row.line] += row.seconds
@@ -400,9 +399,12 @@ class StepCosts:
         return _longest_line([row for row in rows if (row.file, row.line) == line])
 
     def outer_call_s(self, function: str) -> float | None:
-        """Return the seconds per step of ``function`` and what it calls; None if the loop does not call it."""
+        """Return the seconds per step of ``function`` and what it calls; None if the loop does not call it.
+
+        Calls that each step needs are left out.
+        """
         calls = [
-            call for call in self.record.outer_calls if call.outer_function == function
+            call for call in self._avoidable_calls() if call.outer_function == function
         ]
         if not calls:
             return None
@@ -525,7 +527,9 @@ class StepCosts:
     def _avoidable_calls(self) -> list[OuterCall]:
         """Return the calls outside of all phases without those that each step needs."""
         return [
-            call for call in self.record.outer_calls if call.forward != _NEEDED_FORWARD
+            call
+            for call in self.record.outer_calls
+            if call.forward not in NEEDED_FORWARDS
         ]
 
     @property
@@ -533,7 +537,7 @@ class StepCosts:
         """The seconds per step of the calls outside of all phases that each step needs."""
         seconds = 0.0
         for call in self.record.outer_calls:
-            if call.forward == _NEEDED_FORWARD:
+            if call.forward in NEEDED_FORWARDS:
                 seconds += call.seconds
         return seconds * self.slowdown_in("other")
 

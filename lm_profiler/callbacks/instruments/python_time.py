@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
@@ -42,6 +42,7 @@ from lm_profiler.measure.user_code import (
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     EXCHANGE,
+    NEEDED_FORWARDS,
     PRINTING,
     ForwardKind,
     LargeResult,
@@ -143,7 +144,7 @@ class _CallOfLoop(NamedTuple):
 
 
 class _ForwardCall(NamedTuple):
-    """The first call of the forward pass of a module outside of all phases."""
+    """The first call of the forward pass of a module outside of all phases, by a line of the loop."""
 
     module_ref: Callable[[], nn.Module | None]
     # whether the program's code calls it, and not the module's ``__call__``
@@ -156,7 +157,7 @@ class _ForwardCall(NamedTuple):
 
 
 class _OuterForwards:
-    """The forward passes that are called outside of all phases; of each only the first call is noted.
+    """The forward passes that are called outside of all phases; for each line of the loop only the first is noted.
 
     The arguments are those of ``PythonTimes``.
     """
@@ -168,19 +169,22 @@ class _OuterForwards:
     ) -> None:
         self._is_trained = is_trained
         self._may_follow = may_follow
-        # by file and function
-        self._calls: dict[tuple[str, str], _ForwardCall] = {}
+        # by file and function, and the line of the program's loop that calls it
+        self._calls: dict[tuple[str, str], dict[Line | None, _ForwardCall]] = (
+            defaultdict(dict)
+        )
         # by the line of the program's loop that calls it, directly or through other functions
         self._calls_of_loop: dict[Line, _ForwardCall] = {}
 
-    def note(self, frame: FrameType) -> None:
-        """Note how the forward pass that ``frame`` runs is called, if it is that of a module."""
+    def note(self, frame: FrameType, loop_line: Line | None) -> None:
+        """Note how ``loop_line`` calls the forward pass that ``frame`` runs, if it is that of a module."""
         file, _, function = _line_of(frame)
-        if (file, function) in self._calls:
+        calls = self._calls[file, function]
+        if loop_line in calls:
             return
         call = _forward_call(frame)
         if call is not None:
-            self._calls[file, function] = call
+            calls[loop_line] = call
 
     def note_of_loop(self, frame: FrameType, loop_line: Line) -> None:
         """Note the forward pass that ``frame`` runs, if it is the first one that ``loop_line`` calls."""
@@ -190,14 +194,22 @@ class _OuterForwards:
         if call is not None:
             self._calls_of_loop[loop_line] = call
 
-    def kinds_by_function(self) -> dict[tuple[str, str], ForwardKind]:
-        """Return what is special about the noted forward passes, by file and function. It reads all weights."""
-        kinds: dict[tuple[str, str], ForwardKind] = {}
-        for function, call in self._calls.items():
-            kind = self._kind_of_call(call)
-            if kind is not None and kind != "acting":
-                kinds[function] = kind
-        return kinds
+    def kinds_by_function(
+        self,
+    ) -> dict[tuple[str, str], dict[Line | None, ForwardKind]]:
+        """Return what is special about the noted forward passes, by file and function, and by the line of the loop.
+
+        It reads all weights.
+        """
+        kinds_by_function: dict[tuple[str, str], dict[Line | None, ForwardKind]] = {}
+        for function, calls in self._calls.items():
+            kinds: dict[Line | None, ForwardKind] = {}
+            for loop_line, call in calls.items():
+                kind = self._kind_of_call(call)
+                if kind is not None and kind != "acting":
+                    kinds[loop_line] = kind
+            kinds_by_function[function] = kinds
+        return kinds_by_function
 
     def kinds_by_loop_line(self) -> dict[Line, ForwardKind]:
         """Return what is special about the noted forward passes, by the line of the loop. It reads all weights."""
@@ -217,12 +229,14 @@ class _OuterForwards:
             if not call.has_gradients:
                 return "acting"
             return "unmarked" if call.is_direct else None
-        if call.passes_gradients or call.checksum is None:
+        if call.checksum is None:
             return None
         # A mean of models, or the target network of reinforcement learning, need not change in this step.
         may_follow = self._may_follow is not None and self._may_follow(module)
         if may_follow or call.checksum != weights_checksum(module):
-            return "following"
+            return None if call.passes_gradients else "following"
+        if call.passes_gradients:
+            return "passing_unfrozen" if call.weights_get_gradients else "passing"
         return "unfrozen" if call.weights_get_gradients else "untrained"
 
 
@@ -483,7 +497,7 @@ class PythonTimes:
             if is_inner_function or is_of_slow_call:
                 return _FollowedCall(caller.owner, _PYTHON)
         if is_outer_forward:
-            self._outer_forwards.note(frame)
+            self._outer_forwards.note(frame, self._loop_line)
         depth = len(self._stack) + 1
         if phase == DATA:
             self._data_calls.begin(function_of(frame), depth)
@@ -586,7 +600,8 @@ class PythonTimes:
                 calls_of_line = calls[phase, line, activity]
                 row = _row(phase, line, activity, own_s, calls_of_line)
                 if phase == OTHER:
-                    forward = forward_kinds.get((row.file, row.function))
+                    kinds = forward_kinds.get((row.file, row.function), {})
+                    forward = _kind_of_function(kinds.values())
                     row = row.model_copy(update={"forward": forward})
                 rows.append(row)
         rows.sort(key=attrgetter("seconds"), reverse=True)
@@ -632,7 +647,7 @@ class PythonTimes:
             forward = None
             if function is not None:
                 file, _, name = function
-                forward = kinds_by_function.get((file, name))
+                forward = kinds_by_function.get((file, name), {}).get(loop_line)
             if forward is None and loop_line is not None:
                 forward = kinds_by_loop_line.get(loop_line)
             facts = {"forward": forward, "exchange_s": exchange_s[call_of_loop]}
@@ -1024,6 +1039,14 @@ def _line_of(frame: FrameType) -> Line:
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
     return code.co_filename, line, qualified_name(code)
+
+
+def _kind_of_function(kinds: Collection[ForwardKind]) -> ForwardKind | None:
+    """Return one of the ``kinds`` of the calls of a forward pass, if possible of one that a step may not need."""
+    for kind in kinds:
+        if kind not in NEEDED_FORWARDS:
+            return kind
+    return next(iter(kinds), None)
 
 
 def _forward_call(frame: FrameType) -> _ForwardCall | None:

@@ -219,6 +219,21 @@ def test_a_line_of_the_loop_acts_if_it_runs_a_trained_model_without_gradients(
     assert kinds - {None} == {forward} - {None}
 
 
+def test_two_lines_of_the_loop_call_one_module_in_different_ways() -> None:
+    """As in a perceptual loss, whose target has no gradients."""
+    features = Net()
+    times = PythonTimes(lambda: OTHER, time.perf_counter_ns, is_trained=lambda module: False)
+    image = torch.ones(2, 8, requires_grad=True)
+    times.start()
+    with torch.no_grad():
+        features(image)
+    features(image)
+    times.stop()
+    calls = [call for call in times.outer_calls() if call.outer_function == "Net.forward"]
+    calls.sort(key=lambda call: call.loop_line or 0)
+    assert [call.forward for call in calls] == ["untrained", "passing_unfrozen"]
+
+
 def test_generators_that_make_a_batch_have_the_time_of_those_that_they_ask() -> None:
     """A chain of two transforms of one class over rows: each row takes 1 ms, each transform of it 2 and 3 ms."""
     now_ns = [0]
@@ -542,6 +557,17 @@ def judge(net: Net) -> None:
     net(torch.ones(1, 8, requires_grad=True))
 
 
+def judge_frozen(net: Net) -> None:
+    net.requires_grad_(False)
+    judge(net)
+
+
+def judge_and_change(net: Net) -> None:
+    judge(net)
+    with torch.no_grad():
+        net.layer.weight.mul_(0.9)
+
+
 @pytest.mark.parametrize(
     "run, is_trained, has_gradients, kind",
     [
@@ -553,7 +579,10 @@ def judge(net: Net) -> None:
         (call_and_change_data, False, False, "following"),
         (call_module, False, True, "unfrozen"),  # a teacher without no_grad
         (call_frozen, False, True, "untrained"),
-        (judge, False, True, None),
+        (judge, False, True, "passing_unfrozen"),
+        (judge_frozen, False, True, "passing"),
+        (judge_and_change, False, True, None),
+        (judge, True, True, None),
     ],
 )
 def test_how_a_forward_pass_outside_of_all_phases_is_called(
