@@ -1,8 +1,8 @@
-"""Finds functions of the program whose results could be kept, and the other findings that mean the same time."""
+"""Finds functions of the program whose results could be kept, or made smaller."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lm_profiler.analysis.savings.step_costs import (
     BACKWARD_PER_FORWARD,
@@ -10,13 +10,6 @@ from lm_profiler.analysis.savings.step_costs import (
     StepCosts,
 )
 from lm_profiler.record.run_record import Finding, RepeatedResult
-
-# findings that name functions and their remedy
-_ABOUT_RESULTS = ("same_result", "large_result")
-# Findings about a phase, or a place in it, that may be about the time of such a function, too.
-_GENERAL = (
-    "input", "owner", "python", "repeated", "side_work", "constant", "slow_call",
-)  # fmt: skip
 
 
 def find_same_results(costs: StepCosts) -> Iterator[Finding]:
@@ -92,48 +85,3 @@ def same_results_s(costs: StepCosts) -> float:
         if finding.phase in MODEL_PHASES:
             seconds += finding.saves_s
     return seconds
-
-
-def without_time_of_results(
-    findings: Sequence[Finding], costs: StepCosts
-) -> list[Finding]:
-    """Return ``findings`` without the time in general ones that the findings about results have, too.
-
-    A general finding with less than half of its time left is dropped.
-    """
-    about_results = [finding for finding in findings if finding.name in _ABOUT_RESULTS]
-    kept = []
-    for finding in findings:
-        same_s = 0.0
-        for specific in about_results:
-            if _may_mean_same_time(finding, specific):
-                same_s += specific.saves_s
-        remaining_s = finding.saves_s - same_s
-        if same_s == 0.0:
-            kept.append(finding)
-        elif remaining_s >= 0.5 * finding.saves_s:
-            kept.append(_shortened(finding, remaining_s, costs))
-    return kept
-
-
-def _may_mean_same_time(general: Finding, specific: Finding) -> bool:
-    """Return whether ``general`` may be about the time of the function that ``specific`` names."""
-    if general.name not in _GENERAL or general.phase != specific.phase:
-        return False
-    if general.name in ("python", "slow_call"):
-        return (general.file, general.owner) == (specific.file, specific.owner)
-    return True
-
-
-def _shortened(finding: Finding, saves_s: float, costs: StepCosts) -> Finding:
-    """Return ``finding`` with a saving of ``saves_s``, and its interval shortened likewise."""
-    lost_s = finding.saves_s - saves_s
-    changes: dict[str, float] = {
-        "saves_s": saves_s,
-        "share": saves_s / costs.whole_s,
-    }
-    if finding.low_s is not None:
-        changes["low_s"] = max(finding.low_s - lost_s, 0.0)
-    if finding.high_s is not None:
-        changes["high_s"] = finding.high_s - lost_s
-    return finding.model_copy(update=changes)

@@ -28,7 +28,6 @@ from lm_profiler.analysis.savings.computation import (
 from lm_profiler.analysis.savings.function_results import (
     find_large_results,
     find_same_results,
-    without_time_of_results,
 )
 from lm_profiler.analysis.savings.needless_work import (
     find_needless_operators,
@@ -50,10 +49,8 @@ from lm_profiler.analysis.savings.python_code import (
     find_sleeping_phases,
     find_slow_python,
 )
-from lm_profiler.analysis.savings.slow_calls import (
-    find_slow_calls,
-    without_slow_calls,
-)
+from lm_profiler.analysis.savings.shared_time import without_shared_time
+from lm_profiler.analysis.savings.slow_calls import find_slow_calls
 from lm_profiler.analysis.savings.step_costs import WORTH, Finder, StepCosts
 from lm_profiler.analysis.savings.uneven_steps import (
     find_garbage_and_compilation,
@@ -114,8 +111,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
         findings += list(find(costs))
     findings = _with_logging_as_one(findings, costs)
     # Time that two findings share is subtracted from one of them, so what is worth reporting is known only then.
-    findings = without_slow_calls(findings, costs)
-    findings = without_time_of_results(findings, costs)
+    findings = without_shared_time(findings, costs)
     findings = [finding for finding in findings if _is_worth_reporting(finding)]
     findings.sort(key=lambda finding: _likely_saving_s(finding, costs), reverse=True)
     return [_with_upper_limit(finding, costs) for finding in findings]

@@ -6,12 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, StepCosts
-from lm_profiler.record.run_record import Finding, FindingName, PythonTime
-
-# findings about all the code that runs in their phase
-_ABOUT_PHASE: tuple[FindingName, ...] = ("input", "owner", "logging")
-# findings about one function
-_ABOUT_FUNCTION: tuple[FindingName, ...] = ("python", "sleep")
+from lm_profiler.record.run_record import Finding, PythonTime
 
 
 def find_slow_calls(costs: StepCosts) -> Iterator[Finding]:
@@ -40,39 +35,3 @@ def _time_of_rows_s(costs: StepCosts, phase: str, rows: Sequence[PythonTime]) ->
         # Python delays a device only while the device is idle.
         return min(seconds, costs.gap_s(phase))
     return seconds
-
-
-def without_slow_calls(findings: Sequence[Finding], costs: StepCosts) -> list[Finding]:
-    """Return ``findings`` with the time of slow calls subtracted from those about the code around them."""
-    slow_calls = [finding for finding in findings if finding.name == "slow_call"]
-    remaining = []
-    for finding in findings:
-        seconds = sum(
-            slow_call.saves_s
-            for slow_call in slow_calls
-            if _is_around(finding, slow_call)
-        )
-        if seconds > 0.0:
-            finding = _shortened(finding, seconds, costs)
-        remaining.append(finding)
-    return remaining
-
-
-def _is_around(finding: Finding, slow_call: Finding) -> bool:
-    """Return whether the time of ``finding`` contains that of ``slow_call``."""
-    if finding.phase != slow_call.phase:
-        return False
-    if finding.name in _ABOUT_FUNCTION:
-        return (finding.file, finding.owner) == (slow_call.file, slow_call.owner)
-    return finding.name in _ABOUT_PHASE
-
-
-def _shortened(finding: Finding, seconds: float, costs: StepCosts) -> Finding:
-    """Return ``finding`` with a saving that is shorter by ``seconds``."""
-    saves_s = max(finding.saves_s - seconds, 0.0)
-    changes = {"saves_s": saves_s, "share": saves_s / costs.whole_s}
-    for end in ("low_s", "high_s"):
-        end_s = getattr(finding, end)
-        if end_s is not None:
-            changes[end] = max(end_s - seconds, 0.0)
-    return finding.model_copy(update=changes)
