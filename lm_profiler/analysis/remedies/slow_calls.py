@@ -33,6 +33,9 @@ class SlowCall:
     argument: Argument | None = None
     is_sliced: bool = False  # whether only a part of the result is used
     grows: bool = False  # whether the result replaces an argument
+    is_of_vector: bool = (
+        False  # whether the object whose method it is has one dimension
+    )
     # whether it calls functions of the program, whose time is then its own
     calls_program: bool = False
     # whether most of its time is that of Python code, which runs slower while it is followed
@@ -130,6 +133,7 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         "a loop over the elements of a tensor",
         ("torch.Tensor.__iter__",),
         "each element becomes a tensor. Compute with the whole tensor, or loop over x.tolist().",
+        is_of_vector=True,
         runs_torch=True,
     ),
     SlowCall(

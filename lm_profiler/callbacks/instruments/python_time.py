@@ -670,7 +670,7 @@ class PythonTimes:
             slow_call = self._slow_calls.get(place.line)
             if slow_call is None or place.phase >= len(PARTS):
                 continue
-            if place.activity in _LIBRARY_OF_TORCH and not slow_call.runs_torch:
+            if not _may_be_of_call(place.activity, slow_call):
                 continue
             correction = corrections.get(place.phase, _NO_CORRECTION)
             activity = place.activity
@@ -908,6 +908,16 @@ class FollowingCost:
 
 # activities that run C code, beside C functions by their names
 _C_ACTIVITIES = (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
+
+
+def _may_be_of_call(activity: str, slow_call: SlowCall) -> bool:
+    """Return whether ``activity`` may be ``slow_call`` itself, and not the rest of its line."""
+    package = slow_call.functions[0].partition(".")[0]
+    if package == "builtins":
+        return activity == _BUILTIN
+    if activity == _OPERATORS:
+        return package == "torch" or slow_call.runs_torch or slow_call.calls_program
+    return activity not in _LIBRARY_OF_TORCH or slow_call.runs_torch
 
 
 def _is_slowed_down(activity: str) -> bool:

@@ -11,6 +11,7 @@ import builtins
 import inspect
 import linecache
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ from types import (
 )
 from typing import Any
 
+from torch import Tensor, nn
+
 from lm_profiler.analysis.remedies.slow_calls import SLOW_CALLS, Argument, SlowCall
+from lm_profiler.measure.contents import is_one_of, without_function_modes
 
 _UNKNOWN = (
     object()
@@ -49,17 +53,20 @@ class SlowLines:
     """The lines that have run and contain a slow call."""
 
     def __init__(self) -> None:
-        # by code and line; None for a line without a slow call
-        self._calls: dict[tuple[CodeType, int], SlowCall | None] = {}
+        # by the identity of a code and its line; None for a line without a slow call
+        self._calls: dict[tuple[int, int], SlowCall | None] = {}
+        self._codes: list[CodeType] = []  # whose identities must not be used again
 
     def call_of(self, frame: FrameType) -> SlowCall | None:
         """Return the slow call in the line that ``frame`` runs now; None without one."""
-        line = (frame.f_code, frame.f_lineno or 0)
+        # The hash of a code itself would read all of its instructions.
+        line = (id(frame.f_code), frame.f_lineno or 0)
         try:
             return self._calls[line]
         except KeyError:
             found = _slow_call_of(frame)
             self._calls[line] = found
+            self._codes.append(frame.f_code)
             return found
 
 
@@ -88,8 +95,11 @@ def _calls_by_function_name() -> defaultdict[str, list[SlowCall]]:
 def _sites_by_line(file: str) -> dict[int, list[_CallSite]]:
     """Return the calls in a file whose function has the name of a slow one, by their lines."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            # Python warned about the source when it was compiled.
+            warnings.simplefilter("ignore")
+            tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     names = set(_calls_by_function_name())
     sites: defaultdict[int, list[_CallSite]] = defaultdict(list)
@@ -155,6 +165,8 @@ def _is_met(slow_call: SlowCall, site: _CallSite, frame: FrameType) -> bool:
     if slow_call.is_sliced and not site.is_sliced:
         return False
     if slow_call.grows and not site.grows:
+        return False
+    if slow_call.is_of_vector and not _is_vector(_value_of(site.receiver, frame)):
         return False
     if not any(_calls(path, site, frame) for path in slow_call.functions):
         return False
@@ -236,7 +248,15 @@ def _object_at(path: str) -> Any:
     return value
 
 
-def _value_of(expression: ast.expr, frame: FrameType) -> Any:
+def _is_vector(value: Any) -> bool:
+    """Return whether ``value`` is a tensor of one dimension; a row of a larger one may be the input of a layer."""
+    if not is_one_of(type(value), (Tensor, nn.Parameter)):
+        return False
+    with without_function_modes():
+        return bool(value.dim() == 1)
+
+
+def _value_of(expression: ast.expr | None, frame: FrameType) -> Any:
     """Return the value of a name, or of attributes of one; ``_UNKNOWN`` for other expressions."""
     if isinstance(expression, ast.Name):
         for namespace in (frame.f_locals, frame.f_globals, vars(builtins)):

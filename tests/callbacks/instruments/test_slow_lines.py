@@ -8,6 +8,7 @@ import json
 import pickle
 import random
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,45 @@ def test_a_slow_call_is_found_in_its_line(line: str, name: str, tmp_path: Path) 
         "values.argsort()",
         "torch.multinomial(values, 3)",
         "json.dumps([1])",
+        "[2 * row for row in values[None]]",
+        "table = values[None]; [2 * row for row in table]",
     ],
 )
 def test_a_call_that_only_looks_like_a_slow_one_is_not_found(line: str, tmp_path: Path) -> None:
     assert rows_of(line, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "line, slow_s",
+    [
+        ("torch.dot(values, values) * items.index(50)", 1.0),
+        ("memory.stored[50] * torch.dot(values, values)", 2.0),
+    ],
+)
+def test_operators_beside_a_slow_call_are_not_its_time(
+    line: str, slow_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each interval between events is one second long. Python does not report the index of a deque as an event."""
+    monkeypatch.setattr(python_time, "following_cost", lambda *clocks: FollowingCost())
+    ticks = itertools.count(step=10**9)
+    times = followed(line, tmp_path, thread_clock=lambda: next(ticks))
+    [row] = times.slow_calls()
+    assert row.seconds == slow_s
+
+
+@pytest.mark.filterwarnings("error")
+def test_reading_the_source_does_not_warn(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("PATTERN = '\\d'\n\n\ndef step(items):\n    items.index(1)\n")
+    namespace: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(file.read_text(), file, "exec"), namespace)
+    times = PythonTimes(lambda: PARTS.index("forward"), time.perf_counter_ns)
+    assert times.start()
+    namespace["step"]([1])
+    times.stop()
+    assert [row.line for row in times.slow_calls()] == [5]
 
 
 def test_no_code_of_the_program_is_called(tmp_path: Path) -> None:
