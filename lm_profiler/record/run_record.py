@@ -257,6 +257,9 @@ class Steadiness(Part):
         return [word for word in (self.word, self.also) if word is not None]
 
 
+NO_CPU = "waiting for a CPU"  # a cause of slow steps that other programs bring about
+
+
 class OddStep(Part):
     """A measured step whose duration is far from what the others predict. ``cause`` is None if it was faster."""
 

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from lm_profiler.record.files import (
     read_plain,
 )
 from lm_profiler.record.parts import TIMED
+from lm_profiler.record.run_record import NO_CPU
 
 # A row of the last steps (52 bytes); the seconds are those of each of ``TIMED``, on the device if there is one.
 STEP_ROW = np.dtype(
@@ -357,7 +358,7 @@ def read_events(folder: Path) -> list[WatchEvent]:
     for path in folder.glob("events*.jsonl"):
         if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name):
             events += _read_lines(path, WatchEvent)
-    return _with_late_ranks(latest_events(events))
+    return _with_late_ranks(_with_busy_machine_as_one(latest_events(events)))
 
 
 def latest_events(events: Iterable[WatchEvent]) -> list[WatchEvent]:
@@ -372,6 +373,62 @@ def latest_events(events: Iterable[WatchEvent]) -> list[WatchEvent]:
 
 def _event_time(event: WatchEvent) -> float:
     return event.at_s
+
+
+def _with_busy_machine_as_one(events: Sequence[WatchEvent]) -> list[WatchEvent]:
+    """Return the events, with one in place of the changes of level by which a busy machine slows down all phases.
+
+    A rank's machine was busy if the cause of any of its events is waiting for a CPU.
+    """
+    causes_by_rank: dict[int, str] = {}
+    changes_by_rank: defaultdict[int, list[WatchEvent]] = defaultdict(list)
+    for event in events:
+        waits_for_cpu = (event.cause or "").startswith(NO_CPU)
+        if waits_for_cpu:
+            causes_by_rank[event.rank] = event.cause or ""
+        is_jump = event.kind == "level" and event.course != "drift"
+        if is_jump and (waits_for_cpu or event.part is None):
+            changes_by_rank[event.rank].append(event)
+    merged_events = list(events)
+    for rank, cause in causes_by_rank.items():
+        changes = changes_by_rank[rank]
+        if len(changes) < 2 or not _go_up_and_down(changes):
+            continue
+        merged_events = [event for event in merged_events if event not in changes]
+        merged_events.append(_as_one_wandering_level(changes, cause))
+    return sorted(merged_events, key=_event_time)
+
+
+def _go_up_and_down(changes: Sequence[WatchEvent]) -> bool:
+    """Return whether steps become slower in some of these changes, and faster in others."""
+    ratios = [change.ratio or 1.0 for change in changes]
+    have_gone_back = any(change.until_step is not None for change in changes)
+    return have_gone_back or min(ratios) < 1.0 < max(ratios)
+
+
+def _as_one_wandering_level(changes: Sequence[WatchEvent], cause: str) -> WatchEvent:
+    """Return one event for these changes of level, which have the same ``cause``; the last one gives its time."""
+    number = 0
+    levels_s: list[float] = []
+    for change in changes:
+        number += change.times
+        if change.until_step is not None:
+            number += 1
+        levels_s += [change.now, change.against or change.now]
+    return changes[-1].model_copy(
+        update={
+            "part": None,
+            "in_all_parts": None,
+            "course": "wanders",
+            "since_step": min(change.since_step or change.step for change in changes),
+            "until_step": None,
+            "against": min(levels_s),
+            "now": max(levels_s),
+            "times": number,
+            "cause": cause,
+            "cause_s": None,
+        }
+    )
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:

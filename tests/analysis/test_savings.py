@@ -20,10 +20,10 @@ from made_ranks import made_ranks
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
 from lm_profiler.analysis.savings.ranking import FINDERS, findings_of
 from lm_profiler.analysis.savings.step_costs import WORTH
-from lm_profiler.analysis.steps.odd_step_causes import NO_CPU
 from lm_profiler.record.machine import Flops
 from lm_profiler.record.run_record import (
     EXCHANGE,
+    NO_CPU,
     BetweenSteps,
     Contributor,
     Finding,

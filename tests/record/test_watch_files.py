@@ -121,3 +121,44 @@ def test_a_name_that_an_older_version_wrote() -> None:
     began_s = psutil.Process().create_time()
     assert not process_has_ended(f"{machine_and_number} {began_s:.0f}")
     assert process_has_ended(f"{machine_and_number} {began_s - 60:.0f}")
+
+
+def level(step: int, now: float, against: float, **fields: object) -> WatchEvent:
+    return WatchEvent(at_s=float(step), step=step, kind="level", now=now, against=against, since_step=step, **fields)
+
+
+SLOWER = level(2000, 0.0171, 0.0114, part="backward")
+"""A change of the program."""
+MACHINE = [
+    level(3077, 0.0205, 0.0096, in_all_parts=True),
+    level(3157, 0.0598, 0.0191, in_all_parts=True, until_step=3316, cause="waiting for a CPU", cause_s=0.02),
+    level(3339, 0.0207, 0.0864),
+    level(4390, 0.0437, 0.0217, part="backward", cause="waiting for a CPU", cause_s=0.006),
+]
+WAITS = WatchEvent(at_s=1.0, step=1, kind="slow step", now=0.1, against=0.05, cause="waiting for a CPU", times=51)
+
+
+def events_read(folder: Path, written: list[WatchEvent]) -> list[WatchEvent]:
+    append_lines(folder / EVENTS, written)
+    return read_events(folder)
+
+
+def test_a_busy_machine_is_one_event(tmp_path: Path) -> None:
+    """From 9.6 to 86.4 ms, by four changes, one of which went back."""
+    waits, slower, machine = events_read(tmp_path, [SLOWER, *MACHINE, WAITS])
+    assert (waits, slower) == (WAITS, SLOWER)
+    assert (machine.course, machine.times, machine.since_step, machine.part) == ("wanders", 5, 3077, None)
+    assert (machine.against, machine.now, machine.cause) == (0.0096, 0.0864, "waiting for a CPU")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [SLOWER, MACHINE[0], MACHINE[2]],  # nothing shows that the machine was busy
+        [WAITS, SLOWER, MACHINE[0]],  # once
+        [WAITS, MACHINE[0], level(4000, 0.03, 0.0205, in_all_parts=True)],  # slower twice, as by longer sequences
+        [WAITS, MACHINE[0], MACHINE[2].model_copy(update={"rank": 1})],
+    ],
+)
+def test_other_changes_of_level_stay_events_of_their_own(written: list[WatchEvent], tmp_path: Path) -> None:
+    assert len(events_read(tmp_path, written)) == len(written)

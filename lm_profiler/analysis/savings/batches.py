@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE
 from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, WORTH, StepCosts
-from lm_profiler.analysis.steps.odd_step_causes import GARBAGE, NO_CPU
-from lm_profiler.record.run_record import FIRST_BATCH, Finding
+from lm_profiler.analysis.steps.odd_step_causes import GARBAGE
+from lm_profiler.record.run_record import FIRST_BATCH, NO_CPU, Finding
 
 # The share of the padding's time that batches of similar lengths save: some padding remains, and small operators take
 # as long with fewer positions. Of the pairs of a preference data set it was half.

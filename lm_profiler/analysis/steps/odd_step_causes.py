@@ -11,7 +11,7 @@ import numpy as np
 
 from lm_profiler.record.counter_table import FIGURES, CounterTable, counters_of
 from lm_profiler.record.quantities import count_text, duration_text
-from lm_profiler.record.run_record import OddStep, StepCounters
+from lm_profiler.record.run_record import NO_CPU, OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
 # A cause must explain this share of a step's excess over the median step.
@@ -38,7 +38,6 @@ _SECONDS_WORDS = {
     "system_s": "in the kernel",
 }
 
-NO_CPU = "waiting for a CPU"  # caused by other programs
 _EMPTY_QUEUE = "the loader's queue was empty"
 _LOADER = "the loader"
 _CHECKPOINT = "a checkpoint"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import rank_correlation
 from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.run_record import NO_CPU
 
 # Steps per block. The usual time of a step is the largest median of its own block and the two blocks beside it.
 NEIGHBOURS = 40
@@ -67,7 +68,7 @@ _MOST_GROUPS = 40
 _FASTER = 0.1  # slow steps accelerate if the next interval is shorter than this share of the mean one
 _SAME_SIZE = 3.0  # the largest ratio of excess times in a group: a stall of a second is not like a delay of 20 ms
 # beginnings of causes that are due to other processes, and not to the program
-_CONTENTION = ("waiting for a CPU", "page fault")
+_CONTENTION = (NO_CPU, "page fault")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, count_text, duration_text
+from lm_profiler.record.run_record import NO_CPU
 from lm_profiler.record.watch_files import (
     Sketch,
     WatchEvent,
@@ -297,8 +298,12 @@ def _slow_steps_text(event: WatchEvent, step: str) -> str:
     elif event.share is not None and event.share >= _LEAST_SHARE:
         text += f", {event.share:.1%} of the steps"
     text += f": {step}"
-    if event.grew_from_s is not None and event.grew_to_s is not None:
-        first, last = duration_text(event.grew_from_s), duration_text(event.grew_to_s)
+    first_s, last_s = event.grew_from_s, event.grew_to_s
+    is_busy_machine = (
+        event.cause == NO_CPU
+    )  # then growth says nothing about the program
+    if first_s is not None and last_s is not None and not is_busy_machine:
+        first, last = duration_text(first_s), duration_text(last_s)
         text += f"; they take longer and longer, {first} → {last}"
     if event.cost_s is not None:
         text += f"; they cost {duration_text(event.cost_s)} together"
