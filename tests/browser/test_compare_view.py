@@ -161,10 +161,10 @@ def test_figures_by_an_option_have_intervals_and_failures(compare: Callable[...,
     screenshot(tab, "compare-chart-light")
 
 
-def test_of_a_thousand_runs_the_first_hundred_are_shown(compare: Callable[..., Tab], logdir: Path):
+def test_of_many_runs_the_first_hundred_are_shown(compare: Callable[..., Tab], logdir: Path):
     first = made_entry(logdir / "many" / "0").folder
     try:
-        for number in range(1, 1000):
+        for number in range(1, 220):
             (logdir / "many" / str(number)).mkdir()
             for name in ("run.json", "steps.csv"):
                 (logdir / "many" / str(number) / name).hardlink_to(first / name)
@@ -173,7 +173,7 @@ def test_of_a_thousand_runs_the_first_hundred_are_shown(compare: Callable[..., T
         expect(card.locator("tbody tr")).to_have_count(100)
         card.get_by_role("button", name="Show more").click()
         expect(card.locator("tbody tr")).to_have_count(200)
-        card.get_by_label("Filter").fill("many/999")
+        card.get_by_label("Filter").fill("many/219")
         expect(card.locator("tbody tr")).to_have_count(1)
     finally:
         shutil.rmtree(logdir / "many")
