@@ -33,9 +33,8 @@ class SlowCall:
     argument: Argument | None = None
     is_sliced: bool = False  # whether only a part of the result is used
     grows: bool = False  # whether the result replaces an argument
-    is_of_vector: bool = (
-        False  # whether the object whose method it is has one dimension
-    )
+    # whether the object whose method it is must have one dimension, and many elements
+    is_of_vector: bool = False
     # whether it calls functions of the program, whose time is then its own
     calls_program: bool = False
     # whether most of its time is that of Python code, which runs slower while it is followed

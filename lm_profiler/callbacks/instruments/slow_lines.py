@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from lm_profiler.analysis.remedies.slow_calls import SLOW_CALLS, Argument, SlowCall
 from lm_profiler.measure.contents import is_one_of, without_function_modes
 
-_UNKNOWN = (
-    object()
-)  # the value of an expression that cannot be read without calling code
+# the value of an expression that cannot be read without calling code
+_UNKNOWN = object()
+_MANY_ELEMENTS = 64  # the fewest that make a loop over them slow
 # what a class or module has for an attribute that only code of it can compute
 _COMPUTED_ATTRIBUTES = (property, MemberDescriptorType, GetSetDescriptorType)
 
@@ -122,7 +122,10 @@ def _sites_of(node: ast.AST, parent: ast.AST) -> Iterator[tuple[int, _CallSite]]
             yield last_line, site
         yield node.lineno, _CallSite(None, node.func, "__call__", node)
     elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-        yield node.lineno, _CallSite(None, node.value, "__getitem__")
+        # the first and the last element of a deque are not far
+        is_end = ast.unparse(node.slice) in ("0", "-1")
+        if not is_end:
+            yield node.lineno, _CallSite(None, node.value, "__getitem__")
         if isinstance(node.value, ast.Attribute):
             # an attribute with an index, such as ``table.iloc[0]``
             yield node.lineno, _CallSite(None, node.value.value, node.value.attr)
@@ -249,11 +252,14 @@ def _object_at(path: str) -> Any:
 
 
 def _is_vector(value: Any) -> bool:
-    """Return whether ``value`` is a tensor of one dimension; a row of a larger one may be the input of a layer."""
+    """Return whether ``value`` is a tensor of one dimension with many elements.
+
+    A row of a larger one may be the input of a layer, and a loop over a few numbers may call a model for each.
+    """
     if not is_one_of(type(value), (Tensor, nn.Parameter)):
         return False
     with without_function_modes():
-        return bool(value.dim() == 1)
+        return bool(value.dim() == 1 and value.numel() >= _MANY_ELEMENTS)
 
 
 def _value_of(expression: ast.expr | None, frame: FrameType) -> Any:

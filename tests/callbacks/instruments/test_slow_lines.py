@@ -130,6 +130,8 @@ def test_a_slow_call_is_found_in_its_line(line: str, name: str, tmp_path: Path) 
         "json.dumps([1])",
         "[2 * row for row in values[None]]",
         "table = values[None]; [2 * row for row in table]",
+        "few = values[:4]; [2 * value for value in few]",
+        "memory.stored[0] + memory.stored[-1]",
     ],
 )
 def test_a_call_that_only_looks_like_a_slow_one_is_not_found(line: str, tmp_path: Path) -> None:
