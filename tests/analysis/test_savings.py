@@ -861,6 +861,33 @@ def test_the_line_of_the_loop_with_most_of_a_gap_is_named(calls: list[OuterCall]
 
 
 @pytest.mark.parametrize(
+    "torch_ms, calls, python_ms, is_told",
+    [
+        (9.0, 784, 12.0, True),
+        (2.0, 150, 19.0, False),  # few calls
+        (29.0, 300, 1.0, False),  # each takes 97 us: no overhead
+        (3.0, 784, 4.0, False),  # most of the time goes into what the function calls
+    ],
+)
+def test_a_function_that_computes_number_by_number_is_told_so(
+    torch_ms: float, calls: int, python_ms: float, is_told: bool
+) -> None:
+    rows = [
+        python_line(torch_ms, what="torch", phase="other", calls=calls, function="advantages_of"),
+        python_line(python_ms, phase="other", calls=0, function="advantages_of"),
+    ]
+    of_function = OuterCall(
+        outer_function="advantages_of", file=rows[0].file, line=45, seconds=0.030, loop_file="train.py", loop_line=86
+    )
+    gaps = gaps_of_ms({"between optimizer.step() and the next step": 40.0})
+    record = record_with({"other": 40.0}, other_by_owner=gaps, outer_calls=[of_function], python_times=rows, loop="own")
+    advice = remedy_of(found_in(record, "owner"), record)
+    told = "Compute whole tensors at once in advantages_of (net.py:45), or convert them to lists or NumPy arrays first"
+    assert advice.startswith(told) == is_told
+    assert "advantages_of" in advice
+
+
+@pytest.mark.parametrize(
     "function, place", [("Features.forward", "in Features.forward (agent.py:12)"), ("", "that train.py:7 calls")]
 )
 def test_the_module_that_passes_gradients_on_is_named_with_its_line(function: str, place: str) -> None:

@@ -676,8 +676,19 @@ def _loop_line_text(finding: Finding, action: str) -> str:
             "wait for theirs (environments, pipes, sockets, queues). Give them more work per call or, if they do "
             "little, try to do it in the training thread."
         )
+    if finding.what and finding.facts.get("short_torch_calls"):
+        return _short_torch_calls_text(finding, finding.what, f"{action}{acting}")
     function = f", mostly in {finding.what}" if finding.what else ""
     return f"Do less work {action}{acting}, or do it less often: {place} takes {part}{function}."
+
+
+def _short_torch_calls_text(finding: Finding, function: str, action: str) -> str:
+    """Return the advice about a function that calls torch for a few numbers at a time."""
+    calls = finding.facts["short_torch_calls"]
+    return (
+        f"Compute whole tensors at once in {function}, or convert them to lists or NumPy arrays first: it runs more "
+        f"than {calls:,.0f} short operators per step, one after another, which takes most of the time {action}."
+    )
 
 
 def _threads_text(finding: Finding, settings: Settings) -> str:

@@ -264,6 +264,8 @@ def _fields_of_loop_line(
         "exchanges": float(line.exchanges),
         **line.facts,
     }
+    if line.main_call is not None:
+        facts["short_torch_calls"] = float(costs.short_torch_calls(line.main_call))
     acting_lines = [
         other for other in costs.loop_lines() if other.acts and other.file == line.file
     ]

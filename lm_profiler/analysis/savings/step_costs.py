@@ -410,6 +410,28 @@ class StepCosts:
             return None
         return sum(call.seconds for call in calls) * self.slowdown_in("other")
 
+    def short_torch_calls(self, call: OuterCall) -> int:
+        """Return how many short calls of torch the function of ``call`` makes per step.
+
+        It is 0 if they are few, or if most of the call's time goes into what the function calls. Operators that are
+        written as signs, such as ``a + b``, are not counted.
+        """
+        rows = [
+            row
+            for row in self.record.python_times
+            if row.phase == "other"
+            and (row.file, row.function) == (call.file, call.outer_function)
+            and row.what in ("python", "torch")
+        ]
+        if sum(row.seconds for row in rows) < 0.5 * call.seconds:
+            return 0
+        torch_rows = [row for row in rows if row.what == "torch"]
+        calls = sum(row.calls for row in torch_rows)
+        seconds = sum(row.seconds for row in torch_rows)
+        if calls < MANY_CALLS or seconds / calls >= SMALL_CALL_S:
+            return 0
+        return calls
+
     def main_line_of_workers(self, wait_s: float) -> dict[str, Any]:
         """Return the fields of a finding that name the costliest function of the loader's workers.
 
@@ -600,15 +622,21 @@ class LoopLine:
         return any(call.forward == "acting" for call in self.calls)
 
     @property
-    def main_function(self) -> str | None:
-        """The function of the program below it that takes most of its time, with its line; None if none takes half."""
+    def main_call(self) -> OuterCall | None:
+        """The function of the program below it that takes most of its time; None if none takes half."""
         longest = max(self.calls, key=lambda call: call.seconds)
         seconds = sum(call.seconds for call in self.calls)
         if not longest.outer_function or longest.seconds < 0.5 * seconds:
             return None
-        return (
-            f"{longest.outer_function} ({PurePath(longest.file).name}:{longest.line})"
-        )
+        return longest
+
+    @property
+    def main_function(self) -> str | None:
+        """The name of the function of ``main_call``, with its line; None without one."""
+        call = self.main_call
+        if call is None:
+            return None
+        return f"{call.outer_function} ({PurePath(call.file).name}:{call.line})"
 
 
 def _is_other_code(activity: str) -> bool:
