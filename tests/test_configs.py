@@ -64,8 +64,9 @@ SHORTER = [*SHORT, "--stages.measure_steps=1", "--trace.steps=0", "--memory.step
 @pytest.mark.usefixtures("no_preflight")
 @pytest.mark.parametrize("verb,name", [("fit", "small_bf16"), ("validate", "forward_only"), ("fit", "forward_only")])
 def test_the_small_ones_run(verb: str, name: str, tmp_path: Path) -> None:
-    shallow = ["--model.num_layers=2", "--model.vocab_size=256"]
-    assert main([verb, f"--config={CONFIGS / name}.yaml", f"--log_dir={tmp_path}", *SHORTER, *shallow]) == 0
+    sizes = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "vocab_size": 256}
+    small = [f"--model.{option}={size}" for option, size in sizes.items()]
+    assert main([verb, f"--config={CONFIGS / name}.yaml", f"--log_dir={tmp_path}", *SHORTER, *small]) == 0
     record = read_run(tmp_path / name / "version_0")
     assert record.status == "ok"
     assert [(part.name, part.phase) for part in record.code_parts] == [("loss", "forward")]

@@ -33,10 +33,11 @@ FEWER_CELLS = {
     # each pass flushes 256 MiB
     "sweep attention": "--grid.data.context_length 64 --stages.warmup_steps=1 --stages.measure_steps=3",
     "sweep demo": "--grid.data.context_length 32,64",
+    "--name precision": "--model.d_model=64 --model.d_ff=128 --model.num_heads=4",  # CPUs take long in bfloat16
     "--name ways": "--grid.trainer.strategy overlap_ddp",
 }
-"""Put at the line's end: cells of each kind that the page has, but not every size of them, nor every way over ranks:
-each takes two seconds, and has tests of its own (test_data_parallel.py, test_real_ranks.py)."""
+"""Put at the line's end: a smaller model, and cells of each kind that the page has, but not every size of them, nor
+every way over ranks: each takes two seconds, and has tests of its own (test_data_parallel.py, test_real_ranks.py)."""
 
 
 def commands(page: Path) -> list[str]:
