@@ -59,21 +59,27 @@ def line_of_cancelled(step: StepCalls, cancelled: Collection[int]) -> CodeLine |
 
 
 def _is_read_only_by(step: StepCalls, number: int, readers: set[int]) -> bool:
-    """Return whether something reads the results of call ``number``, and only ``readers`` or their backward passes."""
+    """Return whether the results of call ``number`` are read, and only by ``readers`` or by backward passes.
+
+    These are the backward passes of ``readers`` and of the call itself. Results that are still there after the step
+    count as read by the program.
+    """
     call = step.calls[number]
     if call.is_host_read or not step.trained.isdisjoint(call.writes):
         return False
+    readers_and_call = readers | {number}
     has_reader = False
     is_saved_for_backward = False
     for reader in step.readers_of_result(number):
-        forward = step.calls[reader].forward
         if reader == number:
             continue
-        is_own_backward = forward == number
-        if not is_own_backward and reader not in readers and forward not in readers:
+        # the call of forward to which the reader belongs, if it is a call of a backward pass
+        forward = step.calls[reader].forward
+        if reader not in readers and forward not in readers_and_call:
             return False
         has_reader = True
-        is_saved_for_backward = is_saved_for_backward or forward is not None
-    # What autograd saves outlives forward, too, but the program does not keep it.
+        if forward is not None:
+            is_saved_for_backward = True
+    # What autograd saves may outlive the step, too, but the program does not use it.
     is_kept = not step.kept.isdisjoint(call.writes) and not is_saved_for_backward
     return has_reader and not is_kept

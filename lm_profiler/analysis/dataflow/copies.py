@@ -38,24 +38,23 @@ def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
     shares: dict[int, float] = {}
     distinct = _distinct_elements(step)
     for number, call in enumerate(step.calls):
-        if call.product is None or call.phase != _FORWARD:
+        product = call.product
+        if product is None or call.phase != _FORWARD:
             continue
         if step.trained.isdisjoint(call.reads):
             continue
-        for operand in (call.product.left, call.product.right):
-            if operand.storage in step.trained:
+        for factor in (product.left, product.right):
+            if factor.storage in step.trained:
                 continue
-            writer = step.only_writer_of(operand.storage)
-            if writer is None or writer >= number:
+            maker = step.only_writer_of(factor.storage)
+            if maker is None or maker >= number:
                 continue
-            elements = step.calls[writer].elements
+            elements = step.calls[maker].elements
             # A layer that is applied to some of the rows may get no copies, as an expert does in a mixture of experts.
-            gets_all_rows = (
-                operand.rows * operand.columns * call.product.batch >= elements
-            )
+            gets_all_rows = factor.rows * factor.columns * product.batch >= elements
             if elements == 0 or not gets_all_rows:
                 continue
-            distinct_share = distinct[writer] / elements
+            distinct_share = distinct[maker] / elements
             if distinct_share <= _MOST_DISTINCT_SHARE:
                 for related in step.with_backward(number):
                     shares[related] = 1.0 - distinct_share

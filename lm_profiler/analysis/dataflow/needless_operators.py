@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from typing import NamedTuple
 
 from lm_profiler.analysis.dataflow.attention import (
     calls_of_attention,
@@ -142,77 +143,114 @@ def factorizing_operators(step: StepCalls) -> list[str]:
     return sorted(name for name in names if any(part in name for part in _FACTORIZING))
 
 
-# a reason; its calls by number, with the needless share of each; the line that causes them (None: not known here)
-_Group = tuple[NeedlessReason, Mapping[int, float], CodeLine | None]
+class _Group(NamedTuple):
+    """The calls that are needless for one reason."""
+
+    reason: NeedlessReason
+    # by the number of a call, the share of its time that is needless
+    shares: Mapping[int, float]
+    line: CodeLine | None = None  # the line that causes them; None: that with most time
 
 
 def _groups(step: StepCalls, liveness: Liveness | None) -> Iterator[_Group]:
-    """Yield the group of each reason; groups may be empty, and may overlap."""
+    """Yield a group for each reason, in the order in which reasons apply; groups may be empty, and may overlap."""
+    yield from _groups_with_needless_results(step, liveness)
+    yield from _groups_on_parts_of_tensors(step)
+    yield from _groups_in_costly_formats(step)
+    yield from _groups_in_costly_code(step, liveness)
+
+
+def _groups_with_needless_results(
+    step: StepCalls, liveness: Liveness | None
+) -> Iterator[_Group]:
+    """Yield the groups of calls whose results nothing needs, or that other calls compute, too."""
     dead = _dead_calls_of_model(step, liveness)
-    yield "unused", dict.fromkeys(dead, 1.0), None
+    yield _Group("unused", dict.fromkeys(dead, 1.0))
     cancelled = dict.fromkeys(cancelled_calls(step), 1.0)
-    yield "cancelled", cancelled, line_of_cancelled(step, cancelled)
+    yield _Group("cancelled", cancelled, line_of_cancelled(step, cancelled))
     causal = calls_with_causal_masks(step)
     attention = [number for number in causal if step.calls[number].causal_mask]
-    yield "causal", causal, step.place_of(attention)
-    yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
+    yield _Group("causal", causal, step.place_of(attention))
+    yield _Group("constant", dict.fromkeys(constant_calls(step), 1.0))
     repeated = repeated_calls(step, dead)
-    yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)
-    yield "summed", calls_of_summed_layers(step), None
-    yield "zeros", products_with_zeros(step), None
+    repeating_line = longest_line(step, repeated)
+    yield _Group("repeated", dict.fromkeys(repeated, 1.0), repeating_line)
+    yield _Group("summed", calls_of_summed_layers(step))
+
+
+def _groups_on_parts_of_tensors(step: StepCalls) -> Iterator[_Group]:
+    """Yield the groups of calls that compute more than needed, because they work on whole tensors or on single parts.
+
+    Examples are products with zeros, positions that the loss ignores, and gradients of slices.
+    """
+    yield _Group("zeros", products_with_zeros(step))
     ignored, in_last_layers = calls_at_ignored_positions(step)
-    yield "ignored", ignored, step.place_of(_products_among(step, ignored))
+    products = _products_among(step, ignored)
+    yield _Group("ignored", ignored, step.place_of(products))
     last_products = _products_among(step, in_last_layers)
-    yield "ignored_at_last", in_last_layers, step.place_of(last_products)
+    yield _Group("ignored_at_last", in_last_layers, step.place_of(last_products))
     broadcast = calls_on_broadcasts(step)
-    makers = [number for number in broadcast if step.calls[number].broadcasts]
-    yield "broadcast", broadcast, step.place_of(makers)
-    yield "growing", growing_copies(step), None
+    broadcasting = [number for number in broadcast if step.calls[number].broadcasts]
+    yield _Group("broadcast", broadcast, step.place_of(broadcasting))
+    yield _Group("growing", growing_copies(step))
     slices = gradients_of_slices(step)
-    yield "packed_equal", calls_on_packed_sequences(step, slices, "equal"), None
-    yield "packed", calls_on_packed_sequences(step, slices, "different"), None
-    yield "sliced", without_packed_sequences(step, slices), None
-    yield "order", products_in_costly_order(step), None
+    yield _Group("packed_equal", calls_on_packed_sequences(step, slices, "equal"))
+    yield _Group("packed", calls_on_packed_sequences(step, slices, "different"))
+    yield _Group("sliced", without_packed_sequences(step, slices))
+    yield _Group("order", products_in_costly_order(step))
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
-    yield "unused_rows", unused_rows, step.place_of(tables)
+    yield _Group("unused_rows", unused_rows, step.place_of(tables))
     small_parameters = calls_on_small_parameters(step)
     stacks = [
         number for number in small_parameters if step.calls[number].phase == _FORWARD
     ]
-    yield "small_parameters", small_parameters, step.place_of(stacks)
-    yield "renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0), None
-    yield "indexed", calls_of_indexing(step), None
-    yield "transposed", calls_on_transposed_logits(step), None
+    yield _Group("small_parameters", small_parameters, step.place_of(stacks))
+    yield _Group("renormalized", dict.fromkeys(_renormalizing_calls(step), 1.0))
+    yield _Group("indexed", calls_of_indexing(step))
+    yield _Group("transposed", calls_on_transposed_logits(step))
+
+
+def _groups_in_costly_formats(step: StepCalls) -> Iterator[_Group]:
+    """Yield the groups of calls that another type of numbers or another layout of tensors makes faster."""
     double = [number for number, call in enumerate(step.calls) if call.makes_double]
     shares_of_double = dict.fromkeys(double, _SAVED_BY_FLOAT32)
     if not step.is_double:
         # the first call introduces float64
-        yield "some_double", shares_of_double, _line_of_first(step, double)
+        yield _Group("some_double", shares_of_double, _line_of_first(step, double))
     elif not factorizing_operators(step):
         # factorizing matrices or solving systems may need the digits of float64
-        yield "double", shares_of_double, None
+        yield _Group("double", shares_of_double)
     if _computes_in_half_precision(step):
-        yield "narrow", _saved_by(step, attrgetter("float32_share")), None
-    yield "channels_first", _saved_by_channels_last(step), None
-    yield "sparse_layout", _saved_by_csr(step), None
-    yield "patches", _saved_by_linear_layers(step), None
-    yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
+        yield _Group("narrow", _saved_by(step, attrgetter("float32_share")))
+    yield _Group("channels_first", _saved_by_channels_last(step))
+    yield _Group("sparse_layout", _saved_by_csr(step))
+    yield _Group("patches", _saved_by_linear_layers(step))
+
+
+def _groups_in_costly_code(
+    step: StepCalls, liveness: Liveness | None
+) -> Iterator[_Group]:
+    """Yield the groups of calls that could be avoided, or replaced by fewer calls, if the program were written anew."""
+    figures = dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0)
+    yield _Group("figures", figures)
     scores = find_scores(step)
-    yield "scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0), None
-    yield "cells", {**calls_of_cells(step), **calls_of_recurrent_layers(step)}, None
+    yield _Group("scores", dict.fromkeys(calls_on_stored_scores(step, scores), 1.0))
+    cells = {**calls_of_cells(step), **calls_of_recurrent_layers(step)}
+    yield _Group("cells", cells)
     micro_batches = calls_of_micro_batches(step)
-    yield "accumulated", micro_batches, line_of_passes(step, micro_batches)
+    calling_line = line_of_passes(step, micro_batches)
+    yield _Group("accumulated", micro_batches, calling_line)
     looped = calls_in_loops(step)
-    yield "looped", looped, line_of_loops(step, looped)
-    yield "gathered", layers_on_copied_rows(step), None
-    yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
+    yield _Group("looped", looped, line_of_loops(step, looped))
+    yield _Group("gathered", layers_on_copied_rows(step))
+    yield _Group("copied", dict.fromkeys(copying_calls(step), 1.0))
     work = side_work(step, calls_of_attention(step, scores))
     if work is not None:
         reason: NeedlessReason = "side_work"
         if work.is_between_layers:
             reason = "unfused"
-        yield reason, dict.fromkeys(work.calls, 1.0), work.line
+        yield _Group(reason, dict.fromkeys(work.calls, 1.0), work.line)
 
 
 def _computes_in_half_precision(step: StepCalls) -> bool:

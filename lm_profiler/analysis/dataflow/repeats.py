@@ -30,67 +30,74 @@ def repeated_calls(
         by the number of the call, the line of the program that repeats the computation.
     """
     repeated: dict[int, CodeLine | None] = {}
-    # pairs of forward calls, both of which have a backward pass
-    pairs_with_backward: list[tuple[int, int]] = []
-    pairs_in_backward: list[tuple[int, int]] = []
-    for first_call, later_call in _pairs_of_equal_value(step):
-        if first_call in dead:
-            continue
-        if step.calls[later_call].phase == _BACKWARD:
-            pairs_in_backward.append((first_call, later_call))
-        elif not _is_any_changed(step, first_call, later_call):
+    pairs = [pair for pair in _pairs_of_equal_value(step) if pair[0] not in dead]
+    for first_call, later_call in pairs:
+        is_in_backward = step.calls[later_call].phase == _BACKWARD
+        if not is_in_backward and not _is_any_changed(step, first_call, later_call):
             repeated[later_call] = _line_of_repetition(step, first_call, later_call)
-            # If the first call has no backward pass, that of the later one is needed.
-            if step.backward_of.get(first_call) and step.backward_of.get(later_call):
-                pairs_with_backward.append((first_call, later_call))
     repeated_in_forward = set(repeated)
-    for first_call, later_call in pairs_with_backward:
-        if _has_needless_backward(step, first_call, later_call, repeated_in_forward):
+    for first_call, later_call in pairs:
+        if later_call in repeated_in_forward and _has_needless_backward(
+            step, first_call, later_call, repeated_in_forward
+        ):
             for backward in step.backward_of[later_call]:
                 repeated[backward] = repeated[later_call]
-    # the rest is repeated in backward itself, such as by a second backward pass
-    for first_call, later_call in pairs_in_backward:
-        first, later = step.calls[first_call], step.calls[later_call]
-        is_checkpointing = first.phase == _FORWARD
-        is_known = first_call in repeated or later_call in repeated
-        is_changed = _is_any_changed(step, first_call, later_call)
-        # The program needs both forward calls, so it cannot avoid that autograd prepares the same for both: as it does
-        # if it transposes a sparse matrix by which two layers multiply.
-        are_of_needed_calls = (
-            first.forward != later.forward and later.forward not in repeated
-        )
-        if is_checkpointing or is_known or is_changed or are_of_needed_calls:
-            continue
-        repeated[later_call] = _line_of_repetition(step, first_call, later_call)
+    for first_call, later_call in pairs:
+        is_in_backward = step.calls[later_call].phase == _BACKWARD
+        if is_in_backward and _is_repeated_in_backward(
+            step, first_call, later_call, repeated
+        ):
+            repeated[later_call] = _line_of_repetition(step, first_call, later_call)
     return repeated
 
 
 def _has_needless_backward(
     step: StepCalls, first_call: int, later_call: int, repeated: Collection[int]
 ) -> bool:
-    """Return whether one backward pass could replace those of two calls that compute the same.
+    """Return whether one backward pass could replace those of two calls of forward that compute the same.
 
-    One could if the gradients of both are only added up. If other code uses or drops the gradients of the first call
-    before the later backward pass, the two gradients must also be equal; those of several tasks differ. They are equal
-    if all calls of forward whose backward passes come until the next such use are ``repeated``.
+    It could if the gradients of both are only added up. If other code uses or drops gradients between the two passes,
+    as it may do with several losses, each use needs its own gradients. Then one pass is enough only if all gradients
+    until the next use are the same as before: if their calls of forward are all ``repeated``.
     """
-    end_of_first = step.backward_of[first_call][-1]
-    begin_of_later = step.backward_of[later_call][0]
-    last_update = None
-    for number in range(end_of_first + 1, begin_of_later):
+    backward_of_first = step.backward_of.get(first_call)
+    backward_of_later = step.backward_of.get(later_call)
+    if not backward_of_first or not backward_of_later:
+        return False
+    last_use = None
+    for number in range(backward_of_first[-1] + 1, backward_of_later[0]):
         if step.calls[number].name == UNRECORDED_UPDATE:
-            last_update = number
-    if last_update is None:
+            last_use = number
+    if last_use is None:
         return True
-    for call in step.calls[last_update + 1 :]:
-        if call.phase == _OPTIMIZER or call.name == UNRECORDED_UPDATE:
-            break
+    for call in step.calls[last_use + 1 :]:
+        is_next_use = call.phase == _OPTIMIZER or call.name == UNRECORDED_UPDATE
+        if is_next_use:
+            return True
         if call.phase != _BACKWARD or call.forward is None:
             continue
         is_of_forward = step.calls[call.forward].phase == _FORWARD
         if is_of_forward and call.forward not in repeated:
             return False
     return True
+
+
+def _is_repeated_in_backward(
+    step: StepCalls, first_call: int, later_call: int, repeated: Collection[int]
+) -> bool:
+    """Return whether ``later_call``, of backward, is needless because ``first_call`` computes the same.
+
+    An example is a second backward pass. ``repeated`` are the needless calls that are known so far.
+    """
+    first, later = step.calls[first_call], step.calls[later_call]
+    is_checkpointing = first.phase == _FORWARD
+    if is_checkpointing or first_call in repeated or later_call in repeated:
+        return False
+    if first.forward != later.forward and later.forward not in repeated:
+        # The program needs both forward calls, so it cannot avoid that autograd prepares the same for both. An example
+        # is a sparse matrix by which two layers multiply: autograd transposes it for each of them.
+        return False
+    return not _is_any_changed(step, first_call, later_call)
 
 
 def repeats_layers_of_forward(step: StepCalls) -> bool:
@@ -141,6 +148,7 @@ def constant_storages(step: StepCalls) -> set[int]:
 
 
 def _is_any_changed(step: StepCalls, first_call: int, later_call: int) -> bool:
+    """Return whether another call changes the result of one of the two calls later."""
     return step.is_changed(first_call) or step.is_changed(later_call)
 
 

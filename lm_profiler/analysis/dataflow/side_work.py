@@ -83,18 +83,19 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     """
     layers = _calls_of_layers(step).union(attention)
     layers_and_losses = layers | _calls_of_losses(step)
+    places_by_call = {
+        number: _places_of(call)
+        for number, call in enumerate(step.calls)
+        if call.phase == _FORWARD
+    }
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     seconds_in_layers: defaultdict[CodeLine, float] = defaultdict(float)
-    places_by_call: dict[int, list[CodeLine]] = {}
-    for number, call in enumerate(step.calls):
-        if call.phase != _FORWARD:
-            continue
-        places_by_call[number] = _places_of(call)
-        related_s = step.seconds_with_backward(number)
-        for place in places_by_call[number]:
-            seconds[place] += related_s
+    for number, places in places_by_call.items():
+        call_s = step.seconds_with_backward(number)
+        for place in places:
+            seconds[place] += call_s
             if number in layers_and_losses:
-                seconds_in_layers[place] += related_s
+                seconds_in_layers[place] += call_s
 
     calls_by_place: defaultdict[CodeLine, list[int]] = defaultdict(list)
     for number, places in places_by_call.items():
@@ -103,29 +104,27 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
             if seconds_in_layers[place] <= _MOST_SHARE_IN_LAYERS * seconds[place]:
                 calls_by_place[place].append(number)
                 break
-    outer_place = max(calls_by_place, key=seconds.__getitem__, default=None)
+    costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
     model_s = step.phase_s.get(_FORWARD, 0.0) + step.phase_s.get(_BACKWARD, 0.0)
     least_s = _LEAST_SHARE * model_s
-    if outer_place is None or seconds[outer_place] < least_s:
+    if costliest is None or seconds[costliest] < least_s:
         return None
 
-    # the place to report, which may be within the costliest one
-    place = outer_place
-    if seconds_in_layers[outer_place] > 0.0:
-        inner_place = _main_inner_place(step, outer_place, calls_by_place[outer_place])
-        if inner_place is not None:
-            place = inner_place
-    forward_calls = [
+    place = costliest
+    if seconds_in_layers[costliest] > 0.0:
+        # It has a few layers, so it may be the whole program: what takes its time is in a function that it calls.
+        place = _main_inner_place(step, costliest, calls_by_place[costliest])
+    side_calls = [
         number
-        for number in calls_by_place[outer_place]
+        for number in calls_by_place[costliest]
         if place in places_by_call[number] and number not in layers_and_losses
     ]
     line = place
     if place.line == _WHOLE_FUNCTION:
-        line = _main_line(step, place, forward_calls)
-    is_between_layers = _is_between(step, forward_calls, layers)
+        line = _main_line(step, place, side_calls)
+    is_between_layers = _is_between(step, side_calls, layers)
     calls: list[int] = []
-    for number in forward_calls:
+    for number in side_calls:
         calls += step.with_backward(number)
     if is_between_layers:
         calls = [number for number in calls if _is_fusable(step.calls[number])]
@@ -141,28 +140,21 @@ def _is_fusable(call: OperatorCall) -> bool:
 
 def _main_inner_place(
     step: StepCalls, place: CodeLine, numbers: Iterable[int]
-) -> CodeLine | None:
-    """Return the innermost place within ``place`` that has most of the time of its calls ``numbers``; None without one.
+) -> CodeLine:
+    """Return the innermost place that has most of the time of ``place``: one within it, or else ``place`` itself.
 
-    A place with few layers may be the whole program. What takes its time is then in one of the functions that it calls.
+    ``numbers`` are the calls of ``place``.
     """
-    total_s = 0.0
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     depths: dict[CodeLine, int] = {}
     for number in numbers:
         places = _places_of(step.calls[number])
-        related_s = step.seconds_with_backward(number)
-        total_s += related_s
-        for depth, inner_place in enumerate(places):
-            if depth > places.index(place):
-                seconds[inner_place] += related_s
-                depths[inner_place] = depth
-    main_places = [
-        inner_place
-        for inner_place, inner_s in seconds.items()
-        if inner_s >= _LEAST_SHARE_OF_INNER_PLACE * total_s
-    ]
-    return max(main_places, key=depths.__getitem__, default=None)
+        for depth in range(places.index(place), len(places)):
+            seconds[places[depth]] += step.seconds_with_backward(number)
+            depths[places[depth]] = depth
+    least_s = _LEAST_SHARE_OF_INNER_PLACE * seconds[place]
+    main_places = [inner for inner, inner_s in seconds.items() if inner_s >= least_s]
+    return max(main_places, key=depths.__getitem__)
 
 
 def _is_between(
@@ -189,10 +181,10 @@ def _is_between(
         if number in layers or leads_to_layer:
             to_layers.update(call.reads)
         if number in members:
-            related_s = step.seconds_with_backward(number)
-            seconds += related_s
+            call_s = step.seconds_with_backward(number)
+            seconds += call_s
             if leads_to_layer and number in calls_after_layers:
-                seconds_between += related_s
+                seconds_between += call_s
     return seconds_between > 0.5 * seconds
 
 

@@ -53,42 +53,50 @@ def _added_layers(step: StepCalls, siblings: Sequence[int]) -> Iterator[list[int
     """Yield those of the ``siblings`` whose results end in the same sum."""
     layers_by_sum: defaultdict[int, list[int]] = defaultdict(list)
     for number in siblings:
-        sums = _chain_of_sums(step, number)
-        if sums:
-            layers_by_sum[sums[-1]].append(number)
+        final_sum = _final_sum(step, number)
+        if final_sum is not None:
+            layers_by_sum[final_sum].append(number)
     for layers in layers_by_sum.values():
         if len(layers) > 1:
             yield layers
 
 
-def _chain_of_sums(step: StepCalls, number: int) -> list[int]:
-    """Return the chain of sums that begins with the result of call ``number``: each adds the previous result to others.
+def _final_sum(step: StepCalls, number: int) -> int | None:
+    """Return the call that makes the final sum of which the result of call ``number`` is a summand; None without one.
 
-    The chain ends at a result that several calls read, that no sum reads, or that is added transposed. The sum or mean
-    of stacked tensors is a sum, too.
+    A sum may itself be added to other tensors. The final one is not: several calls or other operators read it.
     """
-    elements = step.calls[number].elements
-    sums: list[int] = []
-    summand = number
+    final_sum = None
+    next_sum = _sum_with_others(step, number)
+    while next_sum is not None:
+        final_sum = next_sum
+        next_sum = _sum_with_others(step, final_sum)
+    return final_sum
+
+
+def _sum_with_others(step: StepCalls, number: int) -> int | None:
+    """Return the call that adds the result of call ``number`` to other tensors, if no other call reads the result.
+
+    The sum or mean of stacked tensors is a sum, too. A result that is added transposed has no sum.
+    """
     reader = _only_reader(step, number)
-    while reader is not None:
-        call = step.calls[reader]
-        if not call.added.issuperset(step.calls[summand].writes):
-            break
-        sum_number: int | None = reader
-        names_of_sums = _SUMS
-        if call.name == _STACK:
-            sum_number = _only_reader(step, reader)
-            names_of_sums = _REDUCTIONS
-        if sum_number is None:
-            break
-        sum_call = step.calls[sum_number]
-        if sum_call.name not in names_of_sums or sum_call.elements != elements:
-            break
-        sums.append(sum_number)
-        summand = sum_number
-        reader = _only_reader(step, summand)
-    return sums
+    if reader is None:
+        return None
+    call = step.calls[number]
+    is_added = step.calls[reader].added.issuperset(call.writes)
+    if not is_added:
+        return None
+    sum_number: int | None = reader
+    names_of_sums = _SUMS
+    if step.calls[reader].name == _STACK:
+        sum_number = _only_reader(step, reader)
+        names_of_sums = _REDUCTIONS
+    if sum_number is None:
+        return None
+    sum_call = step.calls[sum_number]
+    if sum_call.name not in names_of_sums or sum_call.elements != call.elements:
+        return None
+    return sum_number
 
 
 def _only_reader(step: StepCalls, number: int) -> int | None:
