@@ -27,32 +27,33 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         return
     saves_s = max(_regular_wait_s(costs), 0.0)
     # the code to make faster: the first of these that is known
-    fields = (
+    code = (
         costs.main_line_of_workers(saves_s)
         or costs.main_line("data", saves_s)
         or costs.line_of_items()
         or costs.main_data_call()
     )
-    fields["phase"] = "data"
     facts = _suggested_workers(costs)
-    package = costs.main_package(fields)
-    if package is not None:
-        fields["what"], facts["package_share"] = package
-    if costs.is_mostly_in_other_code(fields):
-        facts["in_other_code"] = 1.0
-    makes_one_sample = str(fields.get("owner")).endswith(".__getitem__")
-    if makes_one_sample:
-        facts.update(_time_of_sample(costs, saves_s))
     if costs.settings.num_workers is None and _is_thread_busy(costs):
         facts["made_in_thread"] = 1.0
-    fields["facts"] = facts
+    if code is not None:
+        package = costs.main_package(code)
+        if package is not None:
+            name, facts["package_share"] = package
+            code = code._replace(what=name)
+        if costs.is_mostly_in_other_code(code):
+            facts["in_other_code"] = 1.0
+        makes_one_sample = str(code.owner).endswith(".__getitem__")
+        if makes_one_sample:
+            facts.update(_time_of_sample(costs, saves_s))
 
     median_is_small = (data.median or 0.0) < WORTH * costs.step_s
+    # How often rare waits come is uncertain. Those of a pattern, or hidden by prefetching, are not rare.
     is_rare = median_is_small and not costs.has_pattern and not costs.hidden_wait_s
     # In the training process, loading would take as long as receiving batches from workers.
     is_as_slow_without_workers = facts.get("loading_s", 0.0) >= saves_s
     may = is_rare or is_as_slow_without_workers
-    yield costs.finding("input", saves_s, may=may, **fields)
+    yield costs.finding("input", saves_s, may, code, phase="data", facts=facts)
 
 
 def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
@@ -60,10 +61,9 @@ def find_slow_transfers(costs: StepCosts) -> Iterator[Finding]:
     copy_s = costs.regular_s("transfer", clock="time")
     function = costs.main_line("transfer", copy_s)
     # on a device, the line may be the copy itself
-    if function and not costs.on_device:
-        yield costs.finding(
-            "owner", copy_s, **{**function, "phase": "transfer", "what": None}
-        )
+    if function is not None and not costs.on_device:
+        function = function._replace(what=None)
+        yield costs.finding("owner", copy_s, code=function, phase="transfer")
     else:
         yield costs.finding("transfer", copy_s, phase="transfer")
 

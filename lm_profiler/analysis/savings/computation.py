@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from lm_profiler.analysis.savings.function_results import same_results_s
 from lm_profiler.analysis.savings.needless_work import all_needless_s
@@ -12,7 +11,11 @@ from lm_profiler.analysis.savings.python_code import (
     find_sleeping_phases,
     find_slow_python,
 )
-from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, StepCosts
+from lm_profiler.analysis.savings.step_costs import (
+    MODEL_PHASES,
+    ProgramCode,
+    StepCosts,
+)
 from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.run_record import Contributor, Finding, Waterfall
 
@@ -153,7 +156,7 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
         "compile",
         share * max(fusable_s - explained_s, 0.0),
         may=True,
-        **_costliest_operator(costs),
+        code=_costliest_operator(costs),
     )
 
 
@@ -192,11 +195,11 @@ def _is_slow_in_compiled_code(contributor: Contributor) -> bool:
     return any(name in contributor.what for name in _SLOW_IN_COMPILED_CODE)
 
 
-def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
-    """Return the fields of a finding that name the costliest fusable operator; empty below a tenth of the step."""
+def _costliest_operator(costs: StepCosts) -> ProgramCode | None:
+    """Return the module with the costliest fusable operator; None if that takes less than a tenth of the step."""
     waterfall = costs.record.waterfall
     if waterfall is None or costs.step_s <= 0.0:
-        return {}
+        return None
     seconds_by_place: defaultdict[tuple[str, str], float] = defaultdict(float)
     for term in waterfall.terms:
         if term.name in _FUSABLE_TERMS:
@@ -206,12 +209,12 @@ def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
                     place = (contributor.module, contributor.what)
                     seconds_by_place[place] += contributor.seconds
     if not seconds_by_place:
-        return {}
+        return None
     module, operator = max(seconds_by_place, key=seconds_by_place.__getitem__)
     share = seconds_by_place[module, operator] / costs.step_s
     if share < _COSTLY_SHARE:
-        return {}
-    return {"owner": module, "what": operator, "facts": {"costliest": share}}
+        return None
+    return ProgramCode(owner=module, what=operator, facts={"costliest": share})
 
 
 def find_high_precision(costs: StepCosts) -> Iterator[Finding]:

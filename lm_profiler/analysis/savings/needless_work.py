@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
-from lm_profiler.analysis.savings.step_costs import MODEL_PHASES, StepCosts
+from lm_profiler.analysis.savings.step_costs import (
+    MODEL_PHASES,
+    ProgramCode,
+    StepCosts,
+)
 from lm_profiler.record.findings import MODEL_REASONS, PLACE_REASONS
 from lm_profiler.record.run_record import (
     VALIDATION,
@@ -64,17 +68,6 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
 
     It may be intended: a second pass may draw other random numbers, and a program may want a table of all pairs.
     """
-    by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
-        list
-    )
-    # the kinds of which the data flow shows more, so that its finding reports them
-    kinds_of_data_flow: set[NeedlessKind] = set()
-    for operators in costs.record.needless_operators:
-        if not _is_shown_by_trace(costs, operators):
-            kinds_of_data_flow.update(_TRACED_KINDS.get(operators.reason, ()))
-    for work in _traced_works(costs):
-        if work.kind not in kinds_of_data_flow:
-            by_place[work.kind, work.what].append(work)
     longest_repetition_s = max(
         (
             work.seconds
@@ -83,8 +76,9 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
         ),
         default=0.0,
     )
-    for (kind, module), works in by_place.items():
+    for (kind, module), works in _works_by_module(costs).items():
         passes = _number_of_passes(works)
+        # whether the first of the passes only evaluates, so that the later one cannot be saved as a whole
         only_evaluates = kind == "repeated_forward" and _first_pass_evaluates(
             costs, works, passes
         )
@@ -98,19 +92,38 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
             saves_s = min(saves_s, evaluation_s)
         longest = max(saved_works, key=lambda work: work.seconds)
         high_s = saves_s
+        # what the data flow shows as repeated is attributed to the longest repetition
         is_longest = longest.seconds == longest_repetition_s
         if is_longest and not only_evaluates:
             high_s = max(high_s, _limit_of_repetition_s(costs))
         yield costs.finding(
             cast(FindingName, kind),
             saves_s,
-            high_s=high_s,
             may=True,
+            code=_line_of_repetition(costs, works),
+            high_s=high_s,
             phase=longest.phase,
             what=module,
             facts={"passes": passes},
-            **_line_of_repetition(costs, works),
         )
+
+
+def _works_by_module(
+    costs: StepCosts,
+) -> Mapping[tuple[NeedlessKind, str | None], list[NeedlessWork]]:
+    """Return the traced work that may be needless, by its kind and its module.
+
+    Kinds of which the data flow shows more are left out: ``find_needless_operators`` reports them.
+    """
+    kinds_of_data_flow: set[NeedlessKind] = set()
+    for operators in costs.record.needless_operators:
+        if not _is_shown_by_trace(costs, operators):
+            kinds_of_data_flow.update(_TRACED_KINDS.get(operators.reason, ()))
+    works = defaultdict[tuple[NeedlessKind, str | None], list[NeedlessWork]](list)
+    for work in _traced_works(costs):
+        if work.kind not in kinds_of_data_flow:
+            works[work.kind, work.what].append(work)
+    return works
 
 
 def find_unfrozen_modules(costs: StepCosts) -> Iterator[Finding]:
@@ -153,10 +166,12 @@ def _limit_of_repetition_s(costs: StepCosts) -> float:
     return limit_s
 
 
-def _line_of_repetition(costs: StepCosts, works: list[NeedlessWork]) -> dict[str, Any]:
-    """Return the fields of a finding that name the line which runs the forward pass of ``works`` again.
+def _line_of_repetition(
+    costs: StepCosts, works: list[NeedlessWork]
+) -> ProgramCode | None:
+    """Return the line that runs the forward pass of ``works`` again.
 
-    Empty if the data flow shows less than half of that pass as repeated.
+    None if the data flow shows less than half of that pass as repeated.
     """
     repeated_s = sum(
         work.seconds
@@ -169,7 +184,7 @@ def _line_of_repetition(costs: StepCosts, works: list[NeedlessWork]) -> dict[str
         share = operators.phase_shares.get("forward", 0.0)
         if share * costs.mean_s("forward") >= _MOST_OF_PASS * repeated_s:
             return _line_of_operators(operators)
-    return {}
+    return None
 
 
 def _number_of_passes(works: list[NeedlessWork]) -> float:
@@ -218,12 +233,12 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
         yield costs.finding(
             operators.reason,
             saves_s,
-            high_s=high_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
+            code=_line_of_operators(operators),
+            high_s=high_s,
             phase=phase,
             what=operators.what,
             facts=facts,
-            **_line_of_operators(operators),
         )
 
 
@@ -248,15 +263,11 @@ def _slow_computing_s(costs: StepCosts) -> float:
     return max(computing_s - costs.term_s("ideal"), 0.0)
 
 
-def _line_of_operators(operators: NeedlessOperators) -> dict[str, Any]:
-    """Return the fields of a finding that name the line of ``operators``; empty for a reason about the whole model."""
+def _line_of_operators(operators: NeedlessOperators) -> ProgramCode | None:
+    """Return the line of ``operators``; None for a reason about the whole model."""
     if operators.reason in MODEL_REASONS:
-        return {}
-    return {
-        "owner": operators.function,
-        "file": operators.file,
-        "line": operators.line,
-    }
+        return None
+    return ProgramCode(operators.function, operators.file, operators.line)
 
 
 def _traced_works(costs: StepCosts) -> Sequence[NeedlessWork]:

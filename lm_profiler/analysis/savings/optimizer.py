@@ -25,6 +25,7 @@ _CERTAIN_FIXED_SHARE = 1.0 / 3.0
 CLOSURE_OPTIMIZER = "LBFGS"
 # samples: a smaller batch is expected to grow to this size, if memory allows
 _USUAL_BATCH = 8
+_LEAST_GROWTH = 2.0  # the smallest factor by which a batch grows in the advice
 _MANY_GROUPS = 16  # of parameters: fewer cost little
 # The share of the optimizer's time that fused=True saves on a CPU: 64 to 82 % with Adam and AdamW, 9 to 84 % with SGD,
 # more of it with momentum (models of 0.1 to 10 million parameters).
@@ -41,21 +42,18 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     if costs.settings.memory_is_full:
         return
 
-    samples = costs.settings.samples_per_batch
-    growth = 2.0  # the factor by which the batch may grow
-    if samples:
-        growth = max(_USUAL_BATCH / samples, 2.0)
-    free_share = costs.settings.memory_free_share
-    if free_share is not None:
-        growth_that_fits = 1.0 / (1.0 - free_share)
-        growth = max(min(growth, growth_that_fits), 2.0)
+    growth = _batch_growth(costs)
     facts = {"growth": growth}
-    for name in ("tokens_per_batch", "samples_per_batch"):
-        count = getattr(costs.settings, name)
-        if count is not None:
-            facts[name] = float(count)
+    tokens = costs.settings.tokens_per_batch
+    if tokens is not None:
+        facts["tokens_per_batch"] = float(tokens)
+    samples = costs.settings.samples_per_batch
+    if samples is not None:
+        facts["samples_per_batch"] = float(samples)
     # With one or two samples and so much fixed cost, a larger batch is certain to help.
-    has_few_samples = samples is not None and samples <= _FEW_SAMPLES and growth > 2.0
+    has_few_samples = (
+        samples is not None and samples <= _FEW_SAMPLES and growth > _LEAST_GROWTH
+    )
     is_certain = has_few_samples and fixed_s >= _CERTAIN_FIXED_SHARE * costs.step_s
     saved_share = 1.0 - 1.0 / growth
     fixed_s = min(fixed_s, costs.step_s)
@@ -67,6 +65,19 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
         may=not is_certain,
         facts=facts,
     )
+
+
+def _batch_growth(costs: StepCosts) -> float:
+    """Return the factor by which the batch may grow: to the usual size if it is smaller, as far as memory allows."""
+    growth = _LEAST_GROWTH
+    samples = costs.settings.samples_per_batch
+    if samples:
+        growth = max(_USUAL_BATCH / samples, _LEAST_GROWTH)
+    free_share = costs.settings.memory_free_share
+    if free_share is not None:
+        growth_that_fits = 1.0 / (1.0 - free_share)
+        growth = max(min(growth, growth_that_fits), _LEAST_GROWTH)
+    return growth
 
 
 def _proportional_s(costs: StepCosts) -> float:
@@ -98,7 +109,9 @@ def _fixed_s(costs: StepCosts) -> float:
         return fixed_s
     python_s = sum(finding.saves_s for finding in find_slow_python(costs))
     fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
-    fixed_s += sum(action.seconds for action in costs.actions(belongs_to_loop))
+    for action in costs.actions():
+        if belongs_to_loop(action):
+            fixed_s += action.seconds
     return fixed_s
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_profiler.analysis.savings.step_costs import (
     BACKWARD_PER_FORWARD,
     RARE_SHARE,
     LoopLine,
+    ProgramCode,
     StepCosts,
 )
 from lm_profiler.record.run_record import (
@@ -38,17 +39,17 @@ _LEAST_AVOIDABLE_SHARE = 0.25
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 
 
-def _line_outside(costs: StepCosts, event: str) -> dict[str, Any]:
-    """Return the fields of a finding that name the line in which ``event`` spends most of its time, if it is known."""
+def _line_outside(costs: StepCosts, event: str) -> ProgramCode | None:
+    """Return the line in which ``event`` spends most of its time, with its caller in ``what``; None if unknown."""
     for activity in costs.outside_steps:
         if activity.what == event and activity.file is not None:
-            return {
-                "owner": activity.function,
-                "file": activity.file,
-                "line": activity.line,
-                "what": _caller_of(activity),
-            }
-    return {}
+            return ProgramCode(
+                owner=activity.function,
+                file=activity.file,
+                line=activity.line,
+                what=_caller_of(activity),
+            )
+    return None
 
 
 def _caller_of(activity: OutsideSteps) -> str | None:
@@ -68,7 +69,7 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
         "validation",
         costs.outside_s(VALIDATION),
         may=is_single,
-        **_line_outside(costs, VALIDATION),
+        code=_line_outside(costs, VALIDATION),
     )
     yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
     loader_calls: list[OutsideSteps] = []
@@ -89,11 +90,11 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     )
     line = _line_outside(costs, EPOCH) or _line_outside(costs, FIRST_BATCH)
     if loader_calls:
-        yield costs.finding("epoch", epoch_boundary_s, **line)
+        yield costs.finding("epoch", epoch_boundary_s, code=line)
     elif starts_workers:
         yield costs.finding("worker_start", epoch_boundary_s + first_step_s)
     else:
-        yield costs.finding("epoch", epoch_boundary_s + first_step_s, **line)
+        yield costs.finding("epoch", epoch_boundary_s + first_step_s, code=line)
 
 
 def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
@@ -101,29 +102,16 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
 
     Checkpoints have a finding of their own.
     """
-    has_checkpoint_finding = costs.outside_s(CHECKPOINT) > 0.0
-
-    def belongs_to_program(action: OwnedTime) -> bool:
-        """Return whether ``action`` belongs neither to this profiler nor to the loop, and is in no other finding."""
-        if action.owner == OURS or belongs_to_loop(action):
-            return False
-        is_gap = not action.owner
-        if is_gap and costs.calls_model_unmarked:
-            return False
-        is_checkpoint = (
-            action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
-        )
-        return not (is_checkpoint and has_checkpoint_finding)
-
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
-    scales = _scales_of_actions(costs, belongs_to_program)
+    actions = _actions_of_program(costs)
+    scales = _scales_of_actions(costs, actions)
     share_of_owners = 1.0 - _lock_wait_share(costs)
-    for action in costs.actions(belongs_to_program):
+    for action in actions:
         # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
         owner = action.owner or action.name
         scale = scales.scale_of(costs, action) * share_of_owners
-        seconds_by_owner[owner] += _timed_s(costs, action) * scale
+        seconds_by_owner[owner] += _mean_action_s(costs, action) * scale
         # actions are sorted, the longest first
         longest_action.setdefault(owner, action.name)
 
@@ -131,22 +119,45 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     for owner, seconds in seconds_by_owner.items():
         is_logging = owner.endswith(_LOGGER_ENDINGS) or owner == LIGHTNING
         name: FindingName = "logging" if is_logging else "owner"
-        fields: dict[str, Any] = {}
-        saves_s = seconds
+        cost = _CodeCost(None, seconds)
         # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
             avoidable_s = seconds - costs.needed_calls_s
             if avoidable_s < _LEAST_AVOIDABLE_SHARE * seconds:
                 continue
-            fields, saves_s = _code_of_owner(costs, avoidable_s)
-        fields["phase"] = "other"
-        fields["owner"] = longest_action[owner]
-        facts = fields.get("facts", {})
+            cost = _cost_of_main_code(costs, avoidable_s)
+        facts = {} if cost.code is None else cost.code.facts
         # The work of other processes would take time here, too. The outputs of a module that is not trained can be kept
         # only if data repeats.
         may = bool(facts.get("exchanges")) or _keeps_outputs(facts)
-        yield costs.finding(name, saves_s, may=may, **fields)
+        yield costs.finding(
+            name,
+            cost.seconds,
+            may=may,
+            code=cost.code,
+            high_s=cost.high_s,
+            phase="other",
+            owner=longest_action[owner],
+        )
     yield from _find_function_missed_by_actions(costs, most_s)
+
+
+def _actions_of_program(costs: StepCosts) -> list[OwnedTime]:
+    """Return the actions that belong neither to this profiler nor to the loop, and that have no other finding."""
+    has_checkpoint_finding = costs.outside_s(CHECKPOINT) > 0.0
+    actions = []
+    for action in costs.actions():
+        if action.owner == OURS or belongs_to_loop(action):
+            continue
+        is_gap = not action.owner
+        if is_gap and costs.calls_model_unmarked:
+            continue
+        is_checkpoint = (
+            action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
+        )
+        if not (is_checkpoint and has_checkpoint_finding):
+            actions.append(action)
+    return actions
 
 
 def _keeps_outputs(facts: Mapping[str, float]) -> bool:
@@ -170,92 +181,95 @@ def _find_function_missed_by_actions(
     The step whose code was traced called it. ``most_s`` are the seconds of the costliest owner in the timed steps.
     """
     owned = costs.record.other_by_owner
-    fields = costs.main_outer_call()
-    if owned is None or not fields or costs.contended:
+    function = costs.main_outer_call()
+    if owned is None or function is None or costs.contended:
         return
-    function_s = costs.outer_call_s(fields["owner"]) or 0.0
+    function_s = costs.outer_call_s(function) or 0.0
     timed_s = sum(action.seconds for action in owned.actions)
     missed_s = costs.mean_s("other", clock="host_time") - timed_s
     explains_most = function_s >= 0.5 * missed_s
     is_seen_in_actions = most_s >= 0.5 * function_s
     if missed_s > 0.0 and explains_most and not is_seen_in_actions:
         yield costs.finding(
-            "owner", min(function_s, missed_s), **{**fields, "phase": "other"}
+            "owner", min(function_s, missed_s), code=function, phase="other"
         )
 
 
-def _main_function(costs: StepCosts, seconds: float) -> dict[str, Any]:
-    """Return the fields of a finding that name the function that most of ``seconds`` outside the phases are due to.
+def _main_function(costs: StepCosts, seconds: float) -> ProgramCode | None:
+    """Return the function to which most of ``seconds`` outside the phases are due; None if it is not known.
 
     It is the first of these, if there is one: a function that takes half of the time by itself; one that takes half of
     the time of all functions that the loop calls, with what they call; the function with the costliest line, if that
     takes a third. For the forward pass of a module that is not trained, it is that of the outermost module.
     """
-    fields = costs.main_line("other", seconds) or costs.main_outer_call()
-    is_untrained_forward = "untrained" in fields.get("facts", {})
-    if is_untrained_forward:
-        return costs.main_untrained_call() or fields
-    if fields:
-        return fields
-    fields = costs.costliest_line("other", seconds / 3.0)
-    if fields:
-        fields["facts"] = {"costliest_line": 1.0}
-    return fields
+    function = costs.main_line("other", seconds) or costs.main_outer_call()
+    if function is not None and "untrained" in function.facts:
+        return costs.main_untrained_call() or function
+    if function is not None:
+        return function
+    function = costs.costliest_line("other", seconds / 3.0)
+    if function is None:
+        return None
+    return function._replace(facts={"costliest_line": 1.0})
 
 
-def _code_of_owner(costs: StepCosts, seconds: float) -> tuple[dict[str, Any], float]:
-    """Return the fields of a finding that name the costliest code of an owner that takes ``seconds``; and its time.
+class _CodeCost(NamedTuple):
+    """What the costliest code of an owner costs."""
 
-    The code is a line of the program's own loop or a function. Without such code there are no fields, and the time is
-    all of ``seconds``.
-    """
-    fields = _main_function(costs, seconds)
-    code_s = seconds
-    loop_line = _main_loop_line(costs, seconds, fields)
+    code: (
+        ProgramCode | None
+    )  # None if it is not known: then it is all code of the owner
+    seconds: float
+    high_s: float | None = None  # upper limit of ``seconds``; None: that of the owner
+
+
+def _cost_of_main_code(costs: StepCosts, owner_s: float) -> _CodeCost:
+    """Return the costliest code of an owner that takes ``owner_s``: a line of the program's own loop, or a function."""
+    function = _main_function(costs, owner_s)
+    loop_line = _main_loop_line(costs, owner_s, function)
     if loop_line is not None:
-        fields = _fields_of_loop_line(costs, loop_line, seconds)
-        code_s = min(loop_line.seconds, seconds)
-    elif fields:
-        code_s = _time_of_named_function_s(costs, fields["owner"], seconds)
-        fields["what"] = fields["owner"]
-    if fields:
-        # The code's time is as uncertain as that of other Python code. It is at most the owner's.
-        fields["high_s"] = min(
-            code_s * (1.0 + costs.tolerance_of("python")),
-            seconds * (1.0 + costs.tolerance_of("owner")),
-        )
-    if fields.get("facts", {}).get("unfrozen"):
-        # Without gradients its backward pass is saved; its forward pass, too, if its outputs are kept.
-        backward_s = min(BACKWARD_PER_FORWARD * code_s, costs.mean_s("backward"))
-        fields["high_s"] += backward_s
-        code_s = backward_s
-    return fields, code_s
+        code = _code_of_loop_line(costs, loop_line, owner_s)
+        code_s = min(loop_line.seconds, owner_s)
+    elif function is not None:
+        code = function._replace(what=function.owner)
+        code_s = _time_of_function_s(costs, function, owner_s)
+    else:
+        return _CodeCost(None, owner_s)
+    # The code's time is as uncertain as that of other Python code. It is at most the owner's.
+    high_s = min(
+        code_s * (1.0 + costs.tolerance_of("python")),
+        owner_s * (1.0 + costs.tolerance_of("owner")),
+    )
+    if "unfrozen" not in code.facts:
+        return _CodeCost(code, code_s, high_s)
+    # Without gradients its backward pass is saved; its forward pass, too, if its outputs are kept.
+    backward_s = min(BACKWARD_PER_FORWARD * code_s, costs.mean_s("backward"))
+    return _CodeCost(code, backward_s, high_s + backward_s)
 
 
 def _main_loop_line(
-    costs: StepCosts, seconds: float, function: dict[str, Any]
+    costs: StepCosts, owner_s: float, function: ProgramCode | None
 ) -> LoopLine | None:
-    """Return the costliest line of the program's own loop; None if it takes too little of an owner's ``seconds``.
+    """Return the costliest line of the program's own loop; None if it takes too little of an owner's ``owner_s``.
 
-    ``function`` are the fields that name a function of the program, if there is one. The function is preferred to a
-    line with less than half of the time. It is preferred to any line if it runs the forward pass of a module that is
-    not trained.
+    The main ``function`` is preferred to a line with less than half of the time. It is preferred to any line if it runs
+    the forward pass of a module that is not trained.
     """
     lines = costs.loop_lines()
-    facts = function.get("facts", {})
-    if not lines or "untrained" in facts:
+    if not lines:
         return None
-    names_main_function = bool(function) and "costliest_line" not in facts
     least_share = _LEAST_LINE_SHARE
-    if names_main_function:
-        least_share = 0.5
-    return lines[0] if lines[0].seconds >= least_share * seconds else None
+    if function is not None:
+        if "untrained" in function.facts:
+            return None
+        takes_half = "costliest_line" not in function.facts
+        if takes_half:
+            least_share = 0.5
+    return lines[0] if lines[0].seconds >= least_share * owner_s else None
 
 
-def _fields_of_loop_line(
-    costs: StepCosts, line: LoopLine, seconds: float
-) -> dict[str, Any]:
-    """Return the fields of a finding about ``line``, which takes a part of an owner's ``seconds``.
+def _code_of_loop_line(costs: StepCosts, line: LoopLine, seconds: float) -> ProgramCode:
+    """Return the code of ``line``, which takes a part of an owner's ``seconds``.
 
     If lines of the same file run the model without gradients for a tenth of ``seconds``, a fact names the longest one.
     """
@@ -271,24 +285,23 @@ def _fields_of_loop_line(
     ]
     if sum(acting.seconds for acting in acting_lines) >= _ACTING_SHARE * seconds:
         facts["acting_line"] = float(acting_lines[0].line)
-    return {
-        "file": line.file,
-        "line": line.line,
-        "what": line.main_function,
-        "facts": facts,
-    }
+    return ProgramCode(
+        file=line.file, line=line.line, what=line.main_function, facts=facts
+    )
 
 
-def _time_of_named_function_s(costs: StepCosts, function: str, seconds: float) -> float:
-    """Return the seconds per step of ``function``, which an owner calls that takes ``seconds``.
+def _time_of_function_s(
+    costs: StepCosts, function: ProgramCode, owner_s: float
+) -> float:
+    """Return the seconds per step of ``function``, which an owner calls that takes ``owner_s``.
 
     Its time was recorded in one step. If it took less than a quarter of the owner's time there, that step was unlike
-    the others.
+    the others, and all of the owner's time counts.
     """
     function_s = costs.outer_call_s(function)
-    if function_s is None or function_s < 0.25 * seconds:
-        return seconds
-    return min(function_s, seconds)
+    if function_s is None or function_s < 0.25 * owner_s:
+        return owner_s
+    return min(function_s, owner_s)
 
 
 class _ActionScales(NamedTuple):
@@ -306,7 +319,7 @@ class _ActionScales(NamedTuple):
 
 
 def _scales_of_actions(
-    costs: StepCosts, belongs_to_program: Callable[[OwnedTime], bool]
+    costs: StepCosts, actions_of_program: Sequence[OwnedTime]
 ) -> _ActionScales:
     """Return the factors from the times of actions in the few timed steps to those in all measured steps.
 
@@ -316,19 +329,21 @@ def _scales_of_actions(
     if costs.contended:
         # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
         # affects all actions alike, those of the loop too: so they all share it, and the factor may exceed 1.
-        actions = costs.actions(lambda action: action.owner != OURS)
+        actions: Sequence[OwnedTime] = [
+            action for action in costs.actions() if action.owner != OURS
+        ]
         largest_scale = math.inf
     else:
         # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
-        actions = costs.actions(belongs_to_program)
+        actions = actions_of_program
         largest_scale = 1.0
     usual_s = 0.0
     rare_s = 0.0
     for action in actions:
         if _is_rare(costs, action):
-            rare_s += _timed_s(costs, action)
+            rare_s += _mean_action_s(costs, action)
         else:
-            usual_s += _timed_s(costs, action)
+            usual_s += _mean_action_s(costs, action)
 
     usual_scale = 1.0
     if usual_s > 0.0:
@@ -366,28 +381,27 @@ def _is_rare(costs: StepCosts, action: OwnedTime) -> bool:
     )
 
 
-def _timed_s(costs: StepCosts, action: OwnedTime) -> float:
-    """Return the seconds of ``action`` in a mean step.
+def _mean_action_s(costs: StepCosts, action: OwnedTime) -> float:
+    """Return the seconds of ``action`` in a mean step: the mean of the timed steps, or less if it comes less often.
 
-    On a busy machine they are those of its fastest step, if known. How often the loop validates is known from the whole
-    run, and not only from the few timed steps. A rare action makes its steps longer: if hardly any measured step is
-    that much longer, the action comes in at most ``RARE_SHARE`` of the steps.
+    On a busy machine its fastest step counts instead of the mean, if it is known.
     """
-    seconds = action.seconds
+    mean_s = action.seconds
     if costs.contended and action.least_s is not None:
-        seconds = action.least_s
+        mean_s = action.least_s
     owned = costs.record.other_by_owner
     if owned is None:
-        return seconds
-    times_per_step = 1.0
+        return mean_s
+    seconds_per_time = mean_s * owned.steps / max(action.in_steps, 1)
     is_before_validation = action.name.endswith(f" and {VALIDATION}")
-    validations = costs.times_per_step(VALIDATION)
-    if is_before_validation and validations is not None:
-        times_per_step = validations
-    seconds_per_time = seconds * owned.steps / max(action.in_steps, 1)
+    validations_per_step = costs.times_per_step(VALIDATION)
+    if is_before_validation and validations_per_step is not None:
+        # how often the loop validates is known from the whole run, and not only from the few timed steps
+        mean_s = min(mean_s, seconds_per_time * validations_per_step)
+    # An action that comes rarely makes its steps longer by its time.
     if _is_rare(costs, action) and costs.is_rarely_longer("other", seconds_per_time):
-        times_per_step = min(times_per_step, RARE_SHARE)
-    return min(seconds_per_time * times_per_step, seconds)
+        mean_s = min(mean_s, seconds_per_time * RARE_SHARE)
+    return mean_s
 
 
 def belongs_to_loop(action: OwnedTime) -> bool:

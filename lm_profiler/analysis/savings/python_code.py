@@ -99,13 +99,14 @@ class _FunctionTime(NamedTuple):
 def _time_of_function(
     costs: StepCosts, phase: str, rows: Sequence[PythonTime]
 ) -> _FunctionTime:
-    """Estimate the seconds per step of one function: likely, at most, and how much of it may be waiting.
+    """Estimate the seconds per step of one function, from the time recorded in one step and from the phase's gaps.
 
-    ``rows`` are the times of the function in ``phase``, by what it called.
+    ``rows`` are the recorded times of the function in ``phase``, by what it called.
     """
     recorded = _recorded_time(rows)
     python_limit_s = _python_limit_s(costs, phase)
 
+    # what it computes outside of torch: likely, and at most
     computes_s = recorded.computes_s + min(recorded.python_s, python_limit_s)
     if phase == "forward":
         # The function's torch calls may be the model itself: they are not counted.
@@ -119,15 +120,16 @@ def _time_of_function(
         slowdown = costs.slowdown_in(phase)
         computes_s *= slowdown
         most_computing_s *= slowdown
-    likely_s = recorded.waits_s + computes_s
+    seconds = recorded.waits_s + computes_s
     most_s = recorded.waits_s + most_computing_s
 
-    # A second estimate. On a busy machine it is too high, because other programs lengthen gaps.
+    # the second estimate, from the time of the phase without operators
     gap_s = _gap_of_function_s(costs, phase, rows)
     if not costs.contended:
-        likely_s = max(likely_s, gap_s)
+        # On a busy machine it is too high, because other programs lengthen gaps.
+        seconds = max(seconds, gap_s)
     most_s = max(most_s, gap_s)
-    return _FunctionTime(likely_s, most_s, recorded.waits_s)
+    return _FunctionTime(seconds, most_s, recorded.waits_s)
 
 
 class _RecordedTime(NamedTuple):

@@ -15,7 +15,8 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import (
@@ -101,6 +102,19 @@ _LEAST_LOCK_WAIT_S = 0.3e-3
 
 # The field of the record that holds the times of parts: on the device's clock if there is one, or on the host's.
 _Clock = Literal["time", "host_time"]
+
+
+_NO_FACTS: Mapping[str, float] = MappingProxyType({})
+
+
+class ProgramCode(NamedTuple):
+    """The code that a finding names: a function or a line of the program. The fields are those of ``Finding``."""
+
+    owner: str | None = None  # the function
+    file: str | None = None
+    line: int | None = None
+    what: str | None = None  # what takes most of its time
+    facts: Mapping[str, float] = _NO_FACTS
 
 
 @dataclass(frozen=True)
@@ -352,12 +366,10 @@ class StepCosts:
                 seconds += _short_operators_s(term, phase)
         return seconds
 
-    def actions(self, is_wanted: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
-        """Return the timed actions of ``other`` for which ``is_wanted`` is true."""
+    def actions(self) -> Sequence[OwnedTime]:
+        """Return the timed actions of ``other``, the longest first."""
         owned = self.record.other_by_owner
-        if owned is None:
-            return []
-        return [action for action in owned.actions if is_wanted(action)]
+        return () if owned is None else owned.actions
 
     def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
         """Return one list for each function of the program in each of ``phases``: its rows of recorded Python time."""
@@ -367,23 +379,17 @@ class StepCosts:
             if row.phase in phases and row.forward not in NEEDED_FORWARDS
         )
 
-    def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
-        """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
-
-        The line named is the one of the function that took longest. Empty if no function took half.
-        """
+    def main_line(self, phase: str, seconds: float) -> ProgramCode | None:
+        """Return the longest line of the function that took half of ``seconds`` in ``phase``; None without one."""
         costliest, most_s = _costliest(self.rows_of_functions([phase]))
         # other programs lengthen the measured steps, but not the step in which Python was recorded
         least_s = 0.5 * seconds / self.slowdown_in(phase)
         if not costliest or most_s < least_s:
-            return {}
+            return None
         return _longest_line(costliest)
 
-    def costliest_line(self, phase: str, least_s: float) -> dict[str, Any]:
-        """Return the fields of a finding that name the costliest line of the program in ``phase``.
-
-        Empty if no line takes ``least_s``.
-        """
+    def costliest_line(self, phase: str, least_s: float) -> ProgramCode | None:
+        """Return the costliest line of the program in ``phase``; None if no line takes ``least_s``."""
         seconds_by_line: defaultdict[tuple[str, int], float] = defaultdict(float)
         rows = []
         for row in self.record.python_times:
@@ -392,19 +398,21 @@ class StepCosts:
         for row in rows:
             seconds_by_line[row.file, row.line] += row.seconds
         if not seconds_by_line:
-            return {}
+            return None
         line = max(seconds_by_line, key=seconds_by_line.__getitem__)
         if seconds_by_line[line] < least_s / self.slowdown_in(phase):
-            return {}
+            return None
         return _longest_line([row for row in rows if (row.file, row.line) == line])
 
-    def outer_call_s(self, function: str) -> float | None:
+    def outer_call_s(self, function: ProgramCode) -> float | None:
         """Return the seconds per step of ``function`` and what it calls; None if the loop does not call it.
 
         Calls that each step needs are left out.
         """
         calls = [
-            call for call in self._avoidable_calls() if call.outer_function == function
+            call
+            for call in self._avoidable_calls()
+            if call.outer_function == function.owner
         ]
         if not calls:
             return None
@@ -432,22 +440,22 @@ class StepCosts:
             return 0
         return calls
 
-    def main_line_of_workers(self, wait_s: float) -> dict[str, Any]:
-        """Return the fields of a finding that name the costliest function of the loader's workers.
+    def main_line_of_workers(self, wait_s: float) -> ProgramCode | None:
+        """Return the longest line of the costliest function of the loader's workers.
 
-        Empty if the function is unknown, or if the code of the workers takes less than half of ``wait_s``, the step's
+        None if the function is unknown, or if the code of the workers takes less than half of ``wait_s``, the step's
         wait for a batch: sending batches is then slow, not making them.
         """
         worker_s = sum(row.seconds for row in self.record.worker_times)
         if worker_s < 0.5 * wait_s:
-            return {}
+            return None
         rows, _ = _costliest(_by_function(self.record.worker_times))
-        return _longest_line(rows) if rows else {}
+        return _longest_line(rows) if rows else None
 
-    def main_package(self, function: dict[str, Any]) -> tuple[str, float] | None:
+    def main_package(self, function: ProgramCode) -> tuple[str, float] | None:
         """Return the package that takes at least half of the time of a function that loads data, and its share.
 
-        ``function`` are the fields of a finding that name it. None without such a package.
+        None without such a package.
         """
         activity, share = self._main_data_activity(function)
         is_package = activity not in _NEEDED_ACTIVITIES and not _is_other_code(activity)
@@ -455,22 +463,20 @@ class StepCosts:
             return None
         return activity, share
 
-    def is_mostly_in_other_code(self, function: dict[str, Any]) -> bool:
+    def is_mostly_in_other_code(self, function: ProgramCode) -> bool:
         """Return whether at least half of the time of a function that loads data is that of a C function.
 
-        An example is a decoder. Waiting for other processes, and printing, count as C functions. ``function`` are the
-        fields of a finding that name the function that loads data.
+        An example is a decoder. Waiting for other processes, and printing, count as C functions.
         """
         activity, share = self._main_data_activity(function)
         return _is_other_code(activity) and share >= 0.5
 
-    def _main_data_activity(self, function: dict[str, Any]) -> tuple[str, float]:
+    def _main_data_activity(self, function: ProgramCode) -> tuple[str, float]:
         """Return what takes most of the time of a function that loads data, and its share; "" and 0 if unknown."""
         seconds_by_activity: defaultdict[str, float] = defaultdict(float)
         for row in (*self.record.python_times, *self.record.worker_times):
-            is_of_function = (row.file, row.function) == (
-                function.get("file"),
-                function.get("owner"),
+            is_of_function = (
+                row.file == function.file and row.function == function.owner
             )
             if is_of_function and row.phase == "data":
                 seconds_by_activity[row.what] += row.seconds
@@ -480,53 +486,49 @@ class StepCosts:
         share = seconds_by_activity[activity] / sum(seconds_by_activity.values())
         return activity, share
 
-    def main_data_call(self) -> dict[str, Any]:
-        """Return the fields of a finding that name the innermost function that takes at least half of a batch's time.
+    def main_data_call(self) -> ProgramCode | None:
+        """Return the innermost function that takes at least half of a batch's time; None if no function is known.
 
-        A function's time includes that of the functions that it calls. Empty if no function is known.
+        A function's time includes that of the functions that it calls.
         """
         calls = self.record.data_calls
         longest_s = max((call.seconds for call in calls), default=0.0)
         main_calls = [call for call in calls if call.seconds >= 0.5 * longest_s]
         if not main_calls:
-            return {}
+            return None
         innermost = min(main_calls, key=lambda call: call.seconds)
-        return {
-            "owner": innermost.outer_function,
-            "file": innermost.file,
-            "line": innermost.line,
-        }
+        return ProgramCode(innermost.outer_function, innermost.file, innermost.line)
 
-    def line_of_items(self) -> dict[str, Any]:
-        """Return the fields of a finding that name the method that makes a dataset's items; empty if it is unknown."""
+    def line_of_items(self) -> ProgramCode | None:
+        """Return the longest line of the method that makes a dataset's items; None if it is unknown."""
         for rows in self.rows_of_functions(["data"]):
             if rows[0].function.endswith(_ITEM_METHODS):
                 return _longest_line(rows)
-        return {}
+        return None
 
-    def main_outer_call(self) -> dict[str, Any]:
-        """Return the fields of a finding that name the costliest function called outside of all phases.
+    def main_outer_call(self) -> ProgramCode | None:
+        """Return the costliest function called outside of all phases.
 
-        Empty if it takes less than half of the time of all functions called there.
+        None if it takes less than half of the time of all functions called there.
         """
         seconds_by_function: defaultdict[tuple[str, str], float] = defaultdict(float)
         calls = [call for call in self._avoidable_calls() if call.outer_function]
         for call in calls:
             seconds_by_function[call.file, call.outer_function] += call.seconds
         if not seconds_by_function:
-            return {}
+            return None
         function = max(seconds_by_function, key=seconds_by_function.__getitem__)
         if seconds_by_function[function] < 0.5 * sum(seconds_by_function.values()):
-            return {}
+            return None
         longest = next(
             call for call in calls if (call.file, call.outer_function) == function
         )
-        return {
-            "owner": longest.outer_function,
-            "file": longest.file,
-            "line": longest.line,
-            "facts": _facts_of_forward(longest.forward),
-        }
+        return ProgramCode(
+            owner=longest.outer_function,
+            file=longest.file,
+            line=longest.line,
+            facts=_facts_of_forward(longest.forward),
+        )
 
     def loop_lines(self) -> list[LoopLine]:
         """Return the lines of the program's own loop with all that they call outside of all phases, longest first."""
@@ -563,10 +565,11 @@ class StepCosts:
                 seconds += call.seconds
         return seconds * self.slowdown_in("other")
 
-    def main_untrained_call(self) -> dict[str, Any]:
-        """Return the fields of ``main_outer_call`` if that is a call of a module that no optimizer trains; or empty."""
-        fields = self.main_outer_call()
-        return fields if fields.get("facts") else {}
+    def main_untrained_call(self) -> ProgramCode | None:
+        """Return ``main_outer_call`` if that is the forward pass of a module that no optimizer trains; else None."""
+        function = self.main_outer_call()
+        is_untrained = function is not None and "untrained" in function.facts
+        return function if is_untrained else None
 
     @property
     def calls_model_unmarked(self) -> bool:
@@ -581,16 +584,29 @@ class StepCosts:
         return unmarked_s > 0.5 * total_s
 
     def finding(
-        self, name: FindingName, saves_s: float, may: bool = False, **fields: Any
+        self,
+        name: FindingName,
+        saves_s: float,
+        may: bool = False,
+        code: ProgramCode | None = None,
+        **fields: Any,
     ) -> Finding:
-        """Return a finding that saves at most the whole step; ``may`` if only a trial shows whether it saves time."""
+        """Return a finding that saves at most the whole step.
+
+        Args:
+            name: the name of the finding.
+            saves_s: the seconds per step that it could save.
+            may: whether only a trial shows if it saves time.
+            code: the code that it names, if it is known.
+            fields: other fields of the finding; they replace those of ``code``.
+        """
         saves_s = min(saves_s, self.whole_s)
         share = 0.0
         if self.whole_s > 0.0:
             share = saves_s / self.whole_s
-        return Finding.model_validate(
-            {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
-        )
+        all_fields: dict[str, Any] = {} if code is None else code._asdict()
+        all_fields.update(fields, name=name, saves_s=saves_s, share=share, may=may)
+        return Finding.model_validate(all_fields)
 
 
 @dataclass(frozen=True)
@@ -665,16 +681,16 @@ def _costliest(functions: Iterable[list[PythonTime]]) -> tuple[list[PythonTime],
     return costliest, most_s
 
 
-def _longest_line(rows: Sequence[PythonTime]) -> dict[str, Any]:
-    """Return the fields of a finding that name the line of a function's ``rows`` with the longest time."""
+def _longest_line(rows: Sequence[PythonTime]) -> ProgramCode:
+    """Return the line of a function's ``rows`` with the longest time."""
     longest = max(rows, key=lambda row: row.seconds)
-    return {
-        "owner": longest.function,
-        "file": longest.file,
-        "line": longest.line,
-        "what": longest.what,
-        "facts": _facts_of_forward(longest.forward),
-    }
+    return ProgramCode(
+        owner=longest.function,
+        file=longest.file,
+        line=longest.line,
+        what=longest.what,
+        facts=_facts_of_forward(longest.forward),
+    )
 
 
 def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:

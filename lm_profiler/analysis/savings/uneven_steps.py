@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from lm_profiler.analysis.savings.outside_phases import (
     find_costly_owners,
@@ -43,12 +42,13 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
         if counted_s >= EXPLAINED * steady.pattern_s:
             return
-    fields: dict[str, Any] = {}
+    code = None
     if pattern.part is not None:
-        fields = costs.main_line(pattern.part, steady.pattern_s)
-    fields["phase"] = pattern.part
-    fields["facts"] = {"every": float(pattern.every)}
-    yield costs.finding("pattern", steady.pattern_s, **fields)
+        code = costs.main_line(pattern.part, steady.pattern_s)
+    facts = {"every": float(pattern.every)}
+    yield costs.finding(
+        "pattern", steady.pattern_s, code=code, phase=pattern.part, facts=facts
+    )
 
 
 def _is_of_accumulation(costs: StepCosts, part: str | None) -> bool:
