@@ -227,8 +227,10 @@ def work_of(
     """
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    # [C, R] the last mark before each call and the part of the step; [C, R] waits; [C] whether all ranks meet there
+    # C calls, R ranks, K slices of time.
+    # [C, R] the last mark before each call, and its part of the step
     marks, parts = _places_of_calls(calls, tracks)
+    # [C, R] how long each rank waits in each call; [C] whether all ranks wait there for the last one
     waits_ns, all_ranks_wait = _waits_by_rank(calls, tracks, marks, parts, overlap)
     slices = _cut_into_slices(tracks, steps, calls.came_ns[all_ranks_wait])
 
@@ -463,7 +465,11 @@ def _calls_waited_for(
     parts: NDArray[np.uint8],
     overlap: bool,
 ) -> Flags:
-    """Return [C] whether the ranks of the call wait in it for the last one."""
+    """Return [C] whether the ranks of each call wait in it for the last one.
+
+    They do not if ranks often leave such calls before the last one arrives (``has_early_rank``, [C]). The arguments
+    ``marks`` and ``parts``, [C, R], and ``overlap`` are as in ``work_of``.
+    """
     count = len(calls.names)
     if count == 0:
         return np.ones(0, dtype=bool)

@@ -168,6 +168,7 @@ def _all_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     if not traced.on_device:
         waited_s = max(step.input_s - traced.seconds["input"], 0.0)
         available_s = max(step.step_s - waited_s, 0.0)
+    # as a share of the step
     excess = (busy_s - available_s) / step.step_s
     has_ceilings = excess <= _MOST_EXCESS
     if excess > 0.0:
@@ -288,7 +289,7 @@ def _product_terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     mean_share_at_peak = 0.0
     if products_s:
         mean_share_at_peak = ideal_s / products_s
-    # each piece with its time at the peak rate, and with the rest of its time
+    # Each piece with its time at the peak rate, and with the rest of its time. A term is divided in proportion to them.
     at_peak: list[Weighed] = []
     beyond_peak: list[Weighed] = []
     floor_of_piece = partial(_at_peak_ns, step=step)
@@ -375,7 +376,7 @@ def _waiting_terms(step: Step, traced: Traced) -> list[Term]:
     is not subtracted from gaps of other phases. A wait for other ranks occurs in both: within the collectives of a
     device, or otherwise in gaps.
     """
-    # 1. waits for other ranks: within collectives, or in gaps
+    # 1. Waits for other ranks are within collectives, or in gaps.
     copies_s = traced.seconds["input"]
     exchange_s = traced.seconds["communication"]
     rank_waits_s = sum(step.waiting_s.values())
