@@ -151,6 +151,17 @@ def growing_array() -> Example:
     return Example(slow, lambda: np.concatenate(rows))
 
 
+def shifted_buffer() -> Example:
+    """12 new rows of a queue of 65,536 rows of 128 numbers."""
+    queue = torch.rand(65_536, 128)
+    rows = torch.rand(12, 128)
+
+    def remedy() -> None:
+        queue[24:36] = rows
+
+    return Example(lambda: torch.cat([rows, queue])[: len(queue)], remedy)
+
+
 def vectorize() -> Example:
     """10,000 numbers."""
     values = np.random.random(10_000)
@@ -363,6 +374,7 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "list.insert(0, …)": insert_first,
     "list.index": index_of_list,
     "an array that grows": growing_array,
+    "a buffer that is shifted": shifted_buffer,
     "np.vectorize": vectorize,
     "np.apply_along_axis": apply_along_axis,
     "a tensor made of a list of arrays": tensor_of_arrays,

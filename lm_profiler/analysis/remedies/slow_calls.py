@@ -33,6 +33,7 @@ class SlowCall:
     argument: Argument | None = None
     is_sliced: bool = False  # whether only a part of the result is used
     grows: bool = False  # whether the result replaces an argument
+    shifts: bool = False  # whether it copies an attribute to insert little at one end
     # whether the object whose method it is must have one dimension, and many elements
     is_of_vector: bool = False
     # whether it calls functions of the program, whose time is then its own
@@ -107,6 +108,13 @@ SLOW_CALLS: tuple[SlowCall, ...] = (
         "each call copies what is already there. Collect the pieces in a list and join them once, or write into an "
         "array that is long enough.",
         grows=True,
+    ),
+    SlowCall(
+        "a buffer that is shifted",
+        ("torch.cat", "torch.concat", "torch.concatenate", "numpy.concatenate", "numpy.hstack", "numpy.vstack"),
+        "it copies the whole buffer to insert a few rows. Write them into the buffer in place, over the oldest ones "
+        "(buffer[position : position + n] = rows), and let the position go round.",
+        shifts=True,
     ),
     SlowCall(
         "np.vectorize",

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import (
     CodeType,
@@ -25,6 +25,7 @@ from types import (
 )
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from lm_profiler.analysis.remedies.slow_calls import SLOW_CALLS, Argument, SlowCall
@@ -37,6 +38,10 @@ _MANY_ELEMENTS = 64  # the fewest that make a loop over them slow
 _COMPUTED_ATTRIBUTES = (property, MemberDescriptorType, GetSetDescriptorType)
 
 
+# the largest piece that is inserted into a buffer, as a share of the buffer
+_MOST_INSERTED_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class _CallSite:
     """An expression of a line that calls a function, or that Python implements by the call of a special method."""
@@ -47,6 +52,8 @@ class _CallSite:
     call: ast.Call | None = None
     is_sliced: bool = False
     grows: bool = False
+    # the attribute that gets the result, if the call joins the attribute with others and one end is cut off
+    shifted: ast.Attribute | None = None
 
 
 class SlowLines:
@@ -129,6 +136,11 @@ def _sites_of(node: ast.AST, parent: ast.AST) -> Iterator[tuple[int, _CallSite]]
         if isinstance(node.value, ast.Attribute):
             # an attribute with an index, such as ``table.iloc[0]``
             yield node.lineno, _CallSite(None, node.value.value, node.value.attr)
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        call = _shifting_call(node.targets[0], node.value)
+        if call is not None:
+            site = _site_of_call(call, node.value)
+            yield call.lineno, replace(site, shifted=node.targets[0])
     elif isinstance(node, ast.For | ast.comprehension):
         yield node.iter.lineno, _CallSite(None, node.iter, "__iter__")
 
@@ -149,15 +161,40 @@ def _has_slice(index: ast.expr) -> bool:
     return any(isinstance(part, ast.Slice) for part in indices)
 
 
+def _shifting_call(target: ast.Attribute, value: ast.expr) -> ast.Call | None:
+    """Return the call in ``value`` that joins ``target`` with others, if a slice cuts off its result or ``target``."""
+    call = _without_slice(value)
+    if not isinstance(call, ast.Call):
+        return None
+    is_cut = call is not value
+    for piece in _joined_pieces(call):
+        whole = _without_slice(piece)
+        is_target = ast.unparse(whole) == ast.unparse(target)
+        if is_target and (is_cut or whole is not piece):
+            return call
+    return None
+
+
+def _without_slice(expression: ast.expr) -> ast.expr:
+    """Return ``x`` of an expression such as ``x[1:]``, and other expressions as they are."""
+    if isinstance(expression, ast.Subscript) and _has_slice(expression.slice):
+        return expression.value
+    return expression
+
+
 def _is_joined(target: ast.expr, call: ast.Call) -> bool:
     """Return whether ``target`` is what the call joins, or one of the elements of the list that it joins."""
+    return ast.unparse(target) in [ast.unparse(piece) for piece in _joined_pieces(call)]
+
+
+def _joined_pieces(call: ast.Call) -> list[ast.expr]:
+    """Return the first argument of ``call``, or its elements if it is a list."""
     if not call.args:
-        return False
+        return []
     joined = call.args[0]
-    pieces = [joined]
     if isinstance(joined, ast.List | ast.Tuple):
-        pieces = joined.elts
-    return ast.unparse(target) in [ast.unparse(piece) for piece in pieces]
+        return joined.elts
+    return [joined]
 
 
 # -- comparing a call with the table -----------------------------------------------------------------------------------
@@ -169,6 +206,8 @@ def _is_met(slow_call: SlowCall, site: _CallSite, frame: FrameType) -> bool:
         return False
     if slow_call.grows and not site.grows:
         return False
+    if slow_call.shifts and not _shifts_by_few(site, frame):
+        return False
     if slow_call.is_of_vector and not _is_vector(_value_of(site.receiver, frame)):
         return False
     if not any(_calls(path, site, frame) for path in slow_call.functions):
@@ -176,6 +215,25 @@ def _is_met(slow_call: SlowCall, site: _CallSite, frame: FrameType) -> bool:
     if slow_call.argument is None:
         return True
     return site.call is not None and _has_argument(site.call, slow_call.argument, frame)
+
+
+def _shifts_by_few(site: _CallSite, frame: FrameType) -> bool:
+    """Return whether ``site`` joins a large attribute with pieces that are small beside it.
+
+    An attribute with gradients cannot be changed in place. The size of some pieces is unknown before the line has run.
+    """
+    if site.shifted is None or site.call is None:
+        return False
+    shifted = _value_of(site.shifted, frame)
+    elements = _number_of_elements(shifted)
+    if elements is None or _has_gradients(shifted):
+        return False
+    for piece in _joined_pieces(site.call):
+        piece_elements = _number_of_elements(_value_of(piece, frame)) or 0
+        is_other = ast.unparse(piece) != ast.unparse(site.shifted)
+        if is_other and piece_elements > _MOST_INSERTED_SHARE * elements:
+            return False
+    return True
 
 
 def _calls(path: str, site: _CallSite, frame: FrameType) -> bool:
@@ -260,6 +318,23 @@ def _is_vector(value: Any) -> bool:
         return False
     with without_function_modes():
         return bool(value.dim() == 1 and value.numel() >= _MANY_ELEMENTS)
+
+
+def _number_of_elements(value: Any) -> int | None:
+    """Return the number of elements of a tensor or array; None for other values."""
+    if is_one_of(type(value), (Tensor, nn.Parameter)):
+        with without_function_modes():
+            return int(value.numel())
+    if type(value) is np.ndarray:
+        return int(value.size)
+    return None
+
+
+def _has_gradients(value: Any) -> bool:
+    if type(value) is np.ndarray:
+        return False
+    with without_function_modes():
+        return bool(value.requires_grad)
 
 
 def _value_of(expression: ast.expr | None, frame: FrameType) -> Any:

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,11 @@ def program() -> dict[str, Any]:
     return {
         "collections": collections, "copy": copy, "datetime": datetime, "json": json, "np": np, "pickle": pickle,
         "random": random, "sample": random.sample, "torch": torch,
+        "buffer": SimpleNamespace(
+            rows=torch.zeros(100, 4), other=torch.zeros(100, 4), trained=torch.zeros(100, 4, requires_grad=True),
+            array=np.zeros(100),
+        ),
+        "row": torch.ones(1, 4),
         "arrays": [np.zeros(100), np.ones(100)],
         "doubled": np.vectorize(lambda value: 2.0 * value),
         "items": list(range(100)),
@@ -89,6 +95,9 @@ def rows_of(line: str, folder: Path, **names: Any) -> list[tuple[str, int]]:
         ("items.index(50)", "list.index"),
         ("x = arrays[0]; x = np.append(x, 1.0)", "an array that grows"),
         ("x = arrays[0]; x = np.concatenate([x, x])", "an array that grows"),
+        ("buffer.rows = torch.cat([row, buffer.rows])[: len(buffer.rows)]", "a buffer that is shifted"),
+        ("buffer.rows = torch.cat((buffer.rows[1:], values[None, :4]))", "a buffer that is shifted"),
+        ("buffer.array = np.concatenate([buffer.array, arrays[0][:2]])[2:]", "a buffer that is shifted"),
         ("doubled(arrays[0])", "np.vectorize"),
         ("np.apply_along_axis(sum, 0, arrays)", "np.apply_along_axis"),
         ("torch.tensor(arrays)", "a tensor made of a list of arrays"),
@@ -123,6 +132,11 @@ def test_a_slow_call_is_found_in_its_line(line: str, name: str, tmp_path: Path) 
         "memory.stored.popleft()",
         "items.append(1)",
         "x = np.concatenate(arrays)",
+        "buffer.rows = torch.cat([buffer.rows, row])",
+        "buffer.rows = torch.cat([buffer.other, buffer.rows])[: len(buffer.rows)]",
+        "buffer.trained = torch.cat([row, buffer.trained])[: len(buffer.trained)]",
+        "buffer.rows = torch.cat([row, buffer.other])[:4]",
+        "rows = buffer.rows; rows = torch.cat([row, rows[:-1]])",
         "torch.tensor(items)",
         "[value for value in values.tolist()]",
         "values.argsort()",
