@@ -25,7 +25,7 @@ from lm_profiler.record.run_record import (
     StepCounters,
 )
 
-# A rank is blamed only if other programs can have caused at most this share of its delay.
+# A rank is slow by itself only if other programs can have caused at most this share of its delay.
 _MOST_SHARE_BY_OTHERS = 0.5
 
 _LEAST_SAVED_SHARE = (
@@ -157,22 +157,27 @@ class ReportingRanks:
 
 
 def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
-    """Return which ranks the others wait for."""
+    """Return which ranks the others wait for.
+
+    These are the ranks that are certain to be slow, if their delay is mostly their own and it is worth fixing. Without
+    any, the finding is "unsure" about the ranks that may be slow, with the doubt, if fixing them would be worth it.
+    Otherwise no rank is slow.
+    """
     steps = len(work.steps)
     if steps < _FEWEST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
     slow = slow_ranks(work.own_s, work.step_s)
     certain = [candidate for candidate in slow if candidate.is_certain]
-    # those that are slow by themselves, not because other programs use their machine
-    blamed = [
+    slow_by_themselves = [
         candidate for candidate in certain if group.is_mostly_own_delay(candidate)
     ]
-    certain_finding = _finding_about(blamed, work, group)
+    certain_finding = _finding_about(slow_by_themselves, work, group)
     if certain_finding is not None:
         return certain_finding
 
     doubt: RankDoubt
-    if len(blamed) < len(certain):
+    if len(slow_by_themselves) < len(certain):
+        # other programs may have delayed the rest
         doubt = "shared machine"
         doubtful = certain
     else:
