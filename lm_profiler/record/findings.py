@@ -232,6 +232,7 @@ NeedlessReason = Literal[
     "channels_first",  # convolutions that the memory format channels_last makes faster
     "sparse_layout",  # products with a sparse matrix that the layout CSR makes faster
     "patches",  # convolutions on patches, which a linear layer makes faster
+    "fourier",  # convolutions with long kernels, which FFT makes faster
     "figures",  # only Python reads the results
     "scores",  # attention stores its scores
     "cells",  # a recurrent cell is called for one element of a sequence after another

@@ -158,6 +158,9 @@ class OperatorCall:
     # if it is a convolution on the CPU whose patches do not overlap, or the backward pass of such a convolution: the
     # seconds of an equal linear layer as a share of its own; None if that is unknown
     linear_share: float | None = None
+    # if it is a convolution on the CPU with a long kernel, or the backward pass of such a convolution: its seconds by
+    # FFT as a share of its own; None if that is unknown
+    fourier_share: float | None = None
     # whether it multiplies by a sparse matrix
     is_sparse_product: bool = False
     # if it multiplies by a sparse matrix in COO on the CPU: its seconds with the matrix in CSR as a share of its own;

@@ -86,7 +86,7 @@ _LEAST_SHARE = 0.02
 # The least share of the step's time that the memory format channels_last must save. Of seven models, those above it
 # gained 0.7 to 1.7 times the estimate; those below it gained -11 to 18 %: some operators then change the layout back.
 _LEAST_SHARE_OF_LAYOUT = 0.2
-# The least share of the time of a convolution and its backward pass that a linear layer must save: the trials that show
+# The least share of the time of a convolution and its backward pass that another form must save: the trials that show
 # it are short.
 _LEAST_SHARE_OF_CONVOLUTION = 0.25
 _SAVED_BY_FLOAT32 = 0.5  # the share of the time in float64 that float32 saves
@@ -225,7 +225,10 @@ def _groups_in_costly_formats(step: StepCalls) -> Iterator[_Group]:
         yield _Group("narrow", _saved_by(step, attrgetter("float32_share")))
     yield _Group("channels_first", _saved_by_channels_last(step))
     yield _Group("sparse_layout", _saved_by_csr(step))
-    yield _Group("patches", _saved_by_linear_layers(step))
+    by_layers = _saved_in_convolutions(step, attrgetter("linear_share"))
+    yield _Group("patches", by_layers)
+    by_fft = _saved_in_convolutions(step, attrgetter("fourier_share"))
+    yield _Group("fourier", by_fft)
 
 
 def _groups_in_costly_code(
@@ -311,12 +314,15 @@ def _saved_by_csr(step: StepCalls) -> dict[int, float]:
     return shares
 
 
-def _saved_by_linear_layers(step: StepCalls) -> dict[int, float]:
-    """Return the convolutions on patches that are slower than linear layers, with the share of time that these save.
+def _saved_in_convolutions(
+    step: StepCalls, share_of: Callable[[OperatorCall], float | None]
+) -> dict[int, float]:
+    """Return the convolutions that are slower than another form of them, with the share of time that this form saves.
 
-    A convolution and its backward pass become a linear layer together.
+    A convolution and its backward pass change their form together. ``share_of`` returns the time of the other form as a
+    share of a call's time, or None if the call was not tried.
     """
-    all_shares = _saved_by(step, attrgetter("linear_share"))
+    all_shares = _saved_by(step, share_of)
     shares: dict[int, float] = {}
     for number in all_shares:
         if step.calls[number].forward is not None:

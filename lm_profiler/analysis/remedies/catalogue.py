@@ -1289,6 +1289,15 @@ REMEDIES: Sequence[Remedy] = (
         likely_share=0.9,
     ),
     Remedy(
+        "fourier",
+        _on_operators(
+            "Compute the convolution in {code} by FFT: its kernel is long. torch.fft.irfft(torch.fft.rfft(x, n) * "
+            "torch.fft.rfft(kernel, n).conj(), n) gives the same up to rounding in each channel, if x is padded, n is "
+            "its length, and the end is cut off (rfft2 for images). On this CPU that is faster."
+        ),
+        likely_share=0.9,
+    ),
+    Remedy(
         "figures",
         _on_operators(
             "Leave out the computation in {code}, or do it less often (every 50 steps, for example): training does not "

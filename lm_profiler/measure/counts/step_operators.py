@@ -40,6 +40,7 @@ from lm_profiler.measure.counts.call_tensors import (
 )
 from lm_profiler.measure.counts.causal_masks import causal_length, mask_of_attention
 from lm_profiler.measure.counts.float32_times import float32_share, has_half_input
+from lm_profiler.measure.counts.fourier_times import fourier_share
 from lm_profiler.measure.counts.layout_times import channels_last_share
 from lm_profiler.measure.counts.linear_maps import (
     linear_map_of_call,
@@ -418,6 +419,7 @@ class StepOperators:
             float32_share=float32_share(call, self._trials),
             channels_last_share=channels_last_share(call, self._trials),
             linear_share=linear_share(call, self._trials),
+            fourier_share=fourier_share(call, self._trials),
             is_sparse_product=is_sparse_product(call),
             csr_share=self._csr_share(call),
             zero_rows=zero_rows_of_table(name, largest_result),

@@ -9,6 +9,7 @@ from torch import Tensor
 from trial_clock import clock_of
 
 from lm_profiler.analysis.dataflow.needless_operators import needless_operators
+from lm_profiler.measure.counts.fourier_times import fourier_share
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall, Trial
 from lm_profiler.measure.counts.patch_times import linear_share
 from lm_profiler.record.operator_calls import OperatorCall, StepCalls
@@ -86,6 +87,46 @@ def test_other_convolutions_are_not_repeated(case: str) -> None:
     assert linear_share(call, CheckedTrials()) is None
 
 
+LONG_KERNELS = {
+    "in groups, with padding": ((3, 4, 300), (6, 2, 70), settings(1, padding=5, groups=2)),
+    "of each channel": ((2, 8, 100), (8, 1, 64), settings(1, groups=8)),
+    "on pictures": ((2, 3, 40, 30), (5, 3, 9, 8), settings(1, 1, padding=4)),
+    "as long as the signal": ((2, 3, 80), (5, 3, 80), settings(1)),
+    "longer than the signal without its padding": ((1, 2, 50), (2, 2, 64), settings(1, padding=40)),
+}
+
+
+@pytest.mark.parametrize("case", LONG_KERNELS)
+def test_fft_computes_the_same_as_a_convolution_with_a_long_kernel(case: str) -> None:
+    torch.manual_seed(0)
+    signal_shape, weight_shape, options = LONG_KERNELS[case]
+    signals, weight, bias = (
+        torch.rand(shape, dtype=torch.float64) for shape in (signal_shape, weight_shape, weight_shape[:1])
+    )
+    forward = call_of_10_ms(CONVOLUTION, [signals, weight, bias, *options])
+    assert fourier_share(forward, CheckedTrials()) == pytest.approx(0.7)
+    gradient = torch.rand_like(forward.result)
+    for are_needed in ([True, True, True], [False, True, False]):
+        backward = call_of_10_ms(BACKWARD, [gradient, signals, weight, [len(weight)], *options, are_needed])
+        assert fourier_share(backward, CheckedTrials()) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    "kernel, options",
+    [
+        (63, settings(1)),
+        (64, settings(2)),
+        (64, settings(1, dilation=2)),
+        (64, settings(1, transposed=True)),
+    ],
+)
+def test_convolutions_that_skip_places_or_have_short_kernels_are_not_repeated_by_fft(
+    kernel: int, options: list[Any]
+) -> None:
+    call = call_of_10_ms(CONVOLUTION, [torch.rand(3, 2, 200), torch.rand(2, 2, kernel), None, *options])
+    assert fourier_share(call, CheckedTrials()) is None
+
+
 def test_a_convolution_is_timed_in_both_forms() -> None:
     """The fastest of 4, 5 and 6 ms as it is, and of 3, 2 and 4 ms as a linear layer: that saves 2 of 10 ms."""
     call = call_of_10_ms(CONVOLUTION, [torch.rand(3, 2, 12), torch.rand(5, 2, 4), None, *settings(4)])
@@ -93,24 +134,25 @@ def test_a_convolution_is_timed_in_both_forms() -> None:
     assert linear_share(call, trials) == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize("reason, field", [("patches", "linear_share"), ("fourier", "fourier_share")])
 @pytest.mark.parametrize(
     "forward_share, backward_share, saved",
     [(0.2, 0.4, {"forward": 0.8, "backward": 0.6}), (1.3, 0.1, {"forward": -0.3, "backward": 0.9}), (1.2, 0.5, {})],
 )
 def test_a_layer_is_reported_if_both_of_its_passes_together_gain_a_quarter(
-    forward_share: float, backward_share: float, saved: dict[str, float]
+    forward_share: float, backward_share: float, saved: dict[str, float], reason: str, field: str
 ) -> None:
     layer: dict[str, Any] = {"seconds": 1.0, "reads": (0,), "elements": 8192, "size": 8192, "is_host_read": True}
     calls = [
-        OperatorCall(name="aten::convolution", phase="forward", writes=(1,), linear_share=forward_share, **layer),
+        OperatorCall(name="aten::convolution", phase="forward", writes=(1,), **{field: forward_share}, **layer),
         OperatorCall(
             name="aten::convolution_backward",
             phase="backward",
             forward=0,
             writes=(2,),
-            linear_share=backward_share,
+            **{field: backward_share},
             **layer,
         ),
     ]
-    found = [entry.phase_shares for entry in needless_operators(StepCalls(calls=calls)) if entry.reason == "patches"]
+    found = [entry.phase_shares for entry in needless_operators(StepCalls(calls=calls)) if entry.reason == reason]
     assert found == ([pytest.approx(saved)] if saved else [])
