@@ -142,14 +142,13 @@ def find_unfrozen_modules(costs: StepCosts) -> Iterator[Finding]:
     backward_s = costs.mean_s("backward")
     for calls in calls_by_place.values():
         forward_s = sum(call.seconds for call in calls) * costs.slowdown_in("other")
+        first = calls[0]
         yield costs.finding(
             "unused_gradients",
             min(_USUAL_PER_FORWARD * forward_s, backward_s),
+            code=ProgramCode(first.outer_function, first.file, first.line),
             high_s=min(_MOST_PER_FORWARD * forward_s, backward_s),
             phase="backward",
-            owner=calls[0].outer_function,
-            file=calls[0].file,
-            line=calls[0].line,
         )
 
 
