@@ -15,6 +15,9 @@ _FORWARD = "aten::convolution"
 _BACKWARD = "aten::convolution_backward"
 _LEAST_KERNEL = 64  # elements; shorter kernels gain nothing
 _MOST_DIMENSIONS = 2  # of a signal or an image
+# The transformed kernels may have this many elements, of 8 or 16 bytes: with many channels they take far more memory
+# than the kernels, and the trial runs in the training.
+_MOST_TRANSFORMED = 1 << 22
 # libraries for FFT are fast for sizes with small prime factors only
 _SMALL_PRIMES = (2, 3, 5)
 
@@ -43,14 +46,20 @@ def fourier_share(call: TimedCall, trials: OperatorTrials) -> float | None:
 
 
 def _has_long_kernel(signals: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
-    """Return whether a convolution with ``settings`` has a long kernel, and visits each place of ``signals``."""
-    strides, _, dilation, is_transposed, _, _ = settings[:6]
+    """Return whether a convolution with ``settings`` has a long kernel, and visits each place of ``signals``.
+
+    Kernels that take too much memory when they are transformed do not count.
+    """
+    strides, padding, dilation, is_transposed, _, _ = settings[:6]
     dimensions = weight.dim() - 2
     is_plain = not is_transposed and set(strides) == {1} and set(dilation) == {1}
     # FFT has no kernels for half precision on a CPU
     has_precision = signals.dtype in (torch.float32, torch.float64)
     is_long = prod(weight.shape[2:]) >= _LEAST_KERNEL
-    return is_plain and has_precision and is_long and dimensions <= _MOST_DIMENSIONS
+    if not is_plain or not has_precision or not is_long:
+        return False
+    transformed = prod(weight.shape[:2]) * prod(_fast_sizes(signals, padding))
+    return dimensions <= _MOST_DIMENSIONS and transformed <= _MOST_TRANSFORMED
 
 
 def _convolution(

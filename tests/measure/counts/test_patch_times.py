@@ -127,6 +127,12 @@ def test_convolutions_that_skip_places_or_have_short_kernels_are_not_repeated_by
     assert fourier_share(call, CheckedTrials()) is None
 
 
+def test_kernels_that_would_take_much_memory_are_not_transformed() -> None:
+    """300 x 300 kernels of 64 elements over 64 places: 5.8 million elements of 8 bytes."""
+    call = call_of_10_ms(CONVOLUTION, [torch.rand(1, 300, 64), torch.rand(300, 300, 64), None, *settings(1)])
+    assert fourier_share(call, CheckedTrials()) is None
+
+
 def test_a_convolution_is_timed_in_both_forms() -> None:
     """The fastest of 4, 5 and 6 ms as it is, and of 3, 2 and 4 ms as a linear layer: that saves 2 of 10 ms."""
     call = call_of_10_ms(CONVOLUTION, [torch.rand(3, 2, 12), torch.rand(5, 2, 4), None, *settings(4)])
