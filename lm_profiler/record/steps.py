@@ -451,8 +451,8 @@ def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
         tables.append(read_steps(path, growing=True))
     if len(tables) == 1:
         return tables[0]
+    # Rows of a rank's own file may also be in the file of all ranks. Ordered by step and rank, equal rows are adjacent.
     table = StepTable.concatenate(tables)
-    # rows of a rank's own file may also be in the file of all ranks
     is_same_step = np.diff(table.step, prepend=-1) == 0
     is_same_rank = np.diff(table.rank, prepend=-1) == 0
     is_repeated = is_same_step & is_same_rank

@@ -154,7 +154,7 @@ class SweepFolder:
             written_plan = read_plan(path)
         except RecordError as error:
             raise UsageError(
-                f"name: expected a sweep, given a damaged one ({error}); take another --name"
+                f"name: the sweep of this name is damaged ({error}); choose another --name"
             ) from None
         compared_cells = 1 if self._grows else None
         written = _comparable_parts(written_plan, compared_cells)

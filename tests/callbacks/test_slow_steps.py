@@ -89,7 +89,7 @@ def test_a_step_in_which_garbage_is_collected(tmp_path: Path) -> None:
     odd = slow_step(record)
     assert (odd.part, odd.beside) == ("forward", None)
     assert "garbage collection" in odd.cause
-    assert SLOW_S <= odd.cause_s <= odd.step_s
+    assert 0.9 * SLOW_S <= odd.cause_s <= odd.step_s  # less what garbage usually takes in a step
 
 
 @pytest.mark.parametrize("workers, cause", [(1, "queue"), (0, "num_workers=0")])

@@ -26,7 +26,7 @@ _LEAST_UNCHANGED_SHARE = 0.75
 
 
 def calls_of_cells(step: StepCalls) -> dict[int, float]:
-    """Return the calls of cells that a layer for whole sequences could replace, such as ``nn.LSTM`` an ``nn.LSTMCell``.
+    """Return the calls of cells that a layer for whole sequences could replace (``nn.LSTM`` for ``nn.LSTMCell``).
 
     Its fused kernel saves the operators on the state. It computes the products with all inputs at once, which saves the
     overhead of calling them. The products with the states depend on each other and save nothing.
@@ -43,9 +43,11 @@ def calls_of_cells(step: StepCalls) -> dict[int, float]:
     for numbers in calls_by_line.values():
         products = _products_by_weight(step, numbers)
         products_with_inputs = _products_with_inputs(step, products)
-        if products_with_inputs is None or not _keeps_states(
-            step, numbers, products_with_inputs
-        ):
+        # A layer cannot do this: inputs depend on earlier outputs, or the program reads or changes the states between
+        # the calls.
+        if products_with_inputs is None:
+            continue
+        if not _keeps_states(step, numbers, products_with_inputs):
             continue
         for number in numbers:
             call = step.calls[number]

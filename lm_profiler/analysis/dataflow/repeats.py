@@ -91,7 +91,10 @@ def _is_repeated_in_backward(
     """
     first, later = step.calls[first_call], step.calls[later_call]
     is_checkpointing = first.phase == _FORWARD
-    if is_checkpointing or first_call in repeated or later_call in repeated:
+    if is_checkpointing:
+        return False
+    if first_call in repeated or later_call in repeated:
+        # It counts already, or what it repeats is needless itself.
         return False
     if first.forward != later.forward and later.forward not in repeated:
         # The program needs both forward calls, so it cannot avoid that autograd prepares the same for both. An example

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from lm_profiler.record.operator_calls import CodeLine, OperatorCall, StepCalls
@@ -97,13 +97,12 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
             if number in layers_and_losses:
                 seconds_in_layers[place] += call_s
 
-    calls_by_place: defaultdict[CodeLine, list[int]] = defaultdict(list)
-    for number, places in places_by_call.items():
-        # each call counts for the outermost place without layers
-        for place in places:
-            if seconds_in_layers[place] <= _MOST_SHARE_IN_LAYERS * seconds[place]:
-                calls_by_place[place].append(number)
-                break
+    places_without_layers = {
+        place
+        for place, place_s in seconds.items()
+        if seconds_in_layers[place] <= _MOST_SHARE_IN_LAYERS * place_s
+    }
+    calls_by_place = _calls_by_outermost_place(places_by_call, places_without_layers)
     costliest = max(calls_by_place, key=seconds.__getitem__, default=None)
     model_s = step.phase_s.get(_FORWARD, 0.0) + step.phase_s.get(_BACKWARD, 0.0)
     least_s = _LEAST_SHARE * model_s
@@ -127,10 +126,24 @@ def side_work(step: StepCalls, attention: Collection[int]) -> SideWork | None:
     for number in side_calls:
         calls += step.with_backward(number)
     if is_between_layers:
+        # The remedy is to compile them, which saves the time only of those that can be fused.
         calls = [number for number in calls if _is_fusable(step.calls[number])]
         if sum(step.calls[number].seconds for number in calls) < least_s:
             return None
     return SideWork(calls, line, is_between_layers)
+
+
+def _calls_by_outermost_place(
+    places_by_call: Mapping[int, Sequence[CodeLine]], candidates: Collection[CodeLine]
+) -> dict[CodeLine, list[int]]:
+    """Return the calls of each of the ``candidates``; a call counts for the outermost of its places among them."""
+    calls_by_place: defaultdict[CodeLine, list[int]] = defaultdict(list)
+    for number, places in places_by_call.items():
+        for place in places:
+            if place in candidates:
+                calls_by_place[place].append(number)
+                break
+    return calls_by_place
 
 
 def _is_fusable(call: OperatorCall) -> bool:

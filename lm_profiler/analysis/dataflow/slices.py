@@ -66,7 +66,7 @@ def _can_be_taken_at_once(
 
 
 def _calls_that_add(step: StepCalls, numbers: list[int], elements: int) -> set[int]:
-    """Return the calls of backward that add the results of the calls ``numbers``, each of so many ``elements``."""
+    """Return the calls of backward that add results of the calls ``numbers``, if the sum has ``elements`` elements."""
     sums: set[int] = set()
     for number in numbers:
         for reader in step.readers_of_result(number):

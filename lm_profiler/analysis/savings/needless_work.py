@@ -211,16 +211,12 @@ def _first_pass_evaluates(
 def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
     """Find operators that the data-flow analysis of a step shows as possibly needless: one finding per reason.
 
-    Problems of which the trace shows as much, with the module's name, are left out.
+    Problems that the trace shows too, and with the module's name, are left out.
     """
     for operators in costs.record.needless_operators:
         if _is_shown_by_trace(costs, operators):
             continue
         saves_s = _needless_s(costs, operators)
-        tolerance = _TOLERANCES.get(operators.reason, _NEEDLESS_TOLERANCE)
-        high_s = tolerance * saves_s
-        if operators.reason == "accumulated":
-            high_s = max(high_s, operators.share * _slow_computing_s(costs))
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
         if _repeats_passes(operators):
@@ -234,11 +230,23 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
             saves_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
             code=_line_of_operators(operators),
-            high_s=high_s,
+            high_s=_most_saved_s(costs, operators, saves_s),
             phase=phase,
             what=operators.what,
             facts=facts,
         )
+
+
+def _most_saved_s(
+    costs: StepCosts, operators: NeedlessOperators, saves_s: float
+) -> float:
+    """Return the most seconds that a step may save without ``operators``, where ``saves_s`` is the estimate."""
+    tolerance = _TOLERANCES.get(operators.reason, _NEEDLESS_TOLERANCE)
+    most_s = tolerance * saves_s
+    if operators.reason == "accumulated":
+        # One large batch in place of several small ones also computes its products at a higher rate.
+        most_s = max(most_s, operators.share * _slow_computing_s(costs))
+    return most_s
 
 
 def _repeats_passes(operators: NeedlessOperators) -> bool:

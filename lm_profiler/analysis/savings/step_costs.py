@@ -419,7 +419,7 @@ class StepCosts:
         return sum(call.seconds for call in calls) * self.slowdown_in("other")
 
     def short_torch_calls(self, call: OuterCall) -> int:
-        """Return how many short calls of torch the function of ``call`` makes per step.
+        """Return how many short calls of torch the function of ``call`` makes per step, outside of all phases.
 
         It is 0 if they are few, or if most of the call's time goes into what the function calls. Operators that are
         written as signs, such as ``a + b``, are not counted.

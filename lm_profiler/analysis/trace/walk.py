@@ -128,8 +128,10 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
     # the row of the operator around each event, and the number of its name
     parent = nesting.operator[nesting.around]
     caller = name[parent]
+    # Without a module or a launch in between, the event around a call is the operator that calls it.
+    is_called_directly = parent == nesting.around
     # An operator may call another overload of itself: the caller is then the caller of the first one.
-    is_overload = is_operator & (parent == nesting.around) & (name == caller)
+    is_overload = is_operator & is_called_directly & (name == caller)
     for index in np.flatnonzero(is_overload).tolist():
         caller[index] = caller[parent[index]]
     # floats, because the sum of damaged lengths may exceed 64 bits

@@ -68,7 +68,10 @@ def gaps_of(
     pieces: Sequence[tuple[Piece, int]],
     idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
-    """Yield the gaps: the ``idle`` spans (begin and end of each), and on the CPU ``pieces`` that only call others."""
+    """Yield the gaps: the ``idle`` spans (begin and end of each).
+
+    On the CPU, ``pieces`` in which an operator only calls other operators are gaps, too.
+    """
     if work.on_device:
         yield from _gaps_on_device(work, pieces, idle)
         return

@@ -220,6 +220,25 @@ class _OuterForwards:
                 kinds[loop_line] = kind
         return kinds
 
+    def kinds_by_call(self) -> Callable[[_CallOfLoop], ForwardKind | None]:
+        """Return a function that returns what is special about the forward pass of a call; None if nothing is.
+
+        It reads all weights.
+        """
+        kinds_by_function = self.kinds_by_function()
+        kinds_by_loop_line = self.kinds_by_loop_line()
+
+        def kind_of(call: _CallOfLoop) -> ForwardKind | None:
+            kind: ForwardKind | None = None
+            if call.function is not None:
+                file, _, name = call.function
+                kind = kinds_by_function.get((file, name), {}).get(call.loop_line)
+            if kind is None and call.loop_line is not None:
+                kind = kinds_by_loop_line.get(call.loop_line)
+            return kind
+
+        return kind_of
+
     def _kind_of_call(self, call: _ForwardCall) -> ForwardKind | None:
         """Return the kind of a forward pass; None if it is unknown, or if nothing is special about it."""
         module = call.module_ref()
@@ -637,20 +656,16 @@ class PythonTimes:
             seconds[call_of_loop] += own_s
             if place.activity == EXCHANGE:
                 exchange_s[call_of_loop] += own_s
-        kinds_by_function = self._outer_forwards.kinds_by_function()
-        kinds_by_loop_line = self._outer_forwards.kinds_by_loop_line()
+        forward_kinds = self._outer_forwards.kinds_by_call()
         rows = []
         for call_of_loop, total_s in seconds.items():
             function, loop_line = call_of_loop
             if function is None and loop_line is None:
                 continue
-            forward = None
-            if function is not None:
-                file, _, name = function
-                forward = kinds_by_function.get((file, name), {}).get(loop_line)
-            if forward is None and loop_line is not None:
-                forward = kinds_by_loop_line.get(loop_line)
-            facts = {"forward": forward, "exchange_s": exchange_s[call_of_loop]}
+            facts = {
+                "forward": forward_kinds(call_of_loop),
+                "exchange_s": exchange_s[call_of_loop],
+            }
             row = _outer_call_row(function, loop_line, total_s)
             rows.append(row.model_copy(update=facts))
         rows.sort(key=attrgetter("seconds"), reverse=True)

@@ -10,8 +10,8 @@ import ast
 import builtins
 import inspect
 import linecache
+import re
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -95,6 +95,9 @@ def _calls_by_function_name() -> defaultdict[str, list[SlowCall]]:
     return calls
 
 
+# a backslash and the character after it, which a string may contain
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+
 # -- reading the source ------------------------------------------------------------------------------------------------
 
 
@@ -102,10 +105,8 @@ def _calls_by_function_name() -> defaultdict[str, list[SlowCall]]:
 def _sites_by_line(file: str) -> dict[int, list[_CallSite]]:
     """Return the calls in a file whose function has the name of a slow one, by their lines."""
     try:
-        with warnings.catch_warnings():
-            # Python warned about the source when it was compiled.
-            warnings.simplefilter("ignore")
-            tree = ast.parse("".join(linecache.getlines(file)))
+        source = "".join(linecache.getlines(file))
+        tree = ast.parse(_ESCAPE.sub(_without_invalid_escape, source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     names = set(_calls_by_function_name())
@@ -116,6 +117,16 @@ def _sites_by_line(file: str) -> dict[int, list[_CallSite]]:
                 if site.name in names:
                     sites[line].append(site)
     return dict(sites)
+
+
+def _without_invalid_escape(escape: re.Match[str]) -> str:
+    """Return a backslash and the character after it, without the backslash if Python might warn about this escape.
+
+    To switch its warnings off would make Python repeat those that the program has already printed. What a text contains
+    does not matter here, but a backslash before a line's end, a quote or a Unicode name does.
+    """
+    character = escape[0][1]
+    return escape[0] if character in "\n\r'\"\\N" else f"_{character}"
 
 
 def _sites_of(node: ast.AST, parent: ast.AST) -> Iterator[tuple[int, _CallSite]]:

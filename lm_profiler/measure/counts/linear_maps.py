@@ -53,7 +53,7 @@ def linear_map_of_call(
 def tensors_added_elementwise(
     name: str, inputs: Sequence[Tensor], result: Any
 ) -> list[Tensor]:
-    """Return the tensors among ``inputs`` that a call adds or stacks with each element at its own place.
+    """Return the ``inputs`` that a call adds or stacks element by element: element i of each with element i of others.
 
     A transposed tensor is left out, because its elements are added to elements of other indices.
     """

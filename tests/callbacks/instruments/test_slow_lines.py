@@ -173,7 +173,10 @@ def test_operators_beside_a_slow_call_are_not_its_time(
 @pytest.mark.filterwarnings("error")
 def test_reading_the_source_does_not_warn(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
-    file.write_text("PATTERN = '\\d'\n\n\ndef step(items):\n    items.index(1)\n")
+    file.write_text(
+        "PATTERN = '\\d \\N{BULLET} \\' ' + f'\\N{BULLET}{1}' + \\\n"
+        " b'\\\\'.decode()\n\ndef step(items):\n    items.index(1)\n"
+    )
     namespace: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
