@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lm_profiler.analysis.savings.step_costs import MANY_CALLS, SMALL_CALL_S, StepCosts
+from lm_profiler.analysis.savings.step_costs import StepCosts, are_many_short_calls
 from lm_profiler.record.parts import PARTS, WORKING_PHASES
 from lm_profiler.record.run_record import LIGHTNING, Finding, FindingName, PythonTime
 
@@ -207,10 +207,7 @@ def _outside_torch_s(row: PythonTime) -> float:
     if row.what == "library":
         return 0.0
     if row.what == "torch":
-        has_many_short_calls = (
-            row.calls >= MANY_CALLS and row.seconds / row.calls < SMALL_CALL_S
-        )
-        return row.seconds if has_many_short_calls else 0.0
+        return row.seconds if are_many_short_calls(row.calls, row.seconds) else 0.0
     return row.seconds
 
 

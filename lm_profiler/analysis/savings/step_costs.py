@@ -436,9 +436,7 @@ class StepCosts:
         torch_rows = [row for row in rows if row.what == "torch"]
         calls = sum(row.calls for row in torch_rows)
         seconds = sum(row.seconds for row in torch_rows)
-        if calls < MANY_CALLS or seconds / calls >= SMALL_CALL_S:
-            return 0
-        return calls
+        return calls if are_many_short_calls(calls, seconds) else 0
 
     def main_line_of_workers(self, wait_s: float) -> ProgramCode | None:
         """Return the longest line of the costliest function of the loader's workers.
@@ -703,6 +701,11 @@ def _facts_of_forward(kind: ForwardKind | None) -> dict[str, float]:
     return facts
 
 
+def are_many_short_calls(calls: float, seconds: float) -> bool:
+    """Return whether so many ``calls`` of torch, which take ``seconds`` together, are mostly call overhead."""
+    return calls >= MANY_CALLS and seconds / calls < SMALL_CALL_S
+
+
 def _short_operators_s(term: Term, phase: str) -> float:
     """Return the seconds of the many short operators that ``phase`` calls outside of modules."""
     seconds = 0.0
@@ -710,8 +713,7 @@ def _short_operators_s(term: Term, phase: str) -> float:
         is_of_phase = contributor.what.startswith(f"{phase}: ")
         if contributor.module is not None or not is_of_phase:
             continue
-        are_many = contributor.count >= MANY_CALLS
-        if are_many and contributor.seconds / contributor.count < SMALL_CALL_S:
+        if are_many_short_calls(contributor.count, contributor.seconds):
             seconds += contributor.seconds
     return seconds
 

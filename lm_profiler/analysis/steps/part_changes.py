@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 # A change is uniform if less than this share of it deviates from an equal ratio of all parts.
 _UNIFORM = 0.4
+_LEAST_SHARE = 0.5  # a change is attributed to a part with this share of it
+# In a part that is this share of the step, a change cannot be distinguished from one of all parts.
+_NEARLY_WHOLE_STEP = 0.75
 
 Seconds = NDArray[np.float64]
 
@@ -30,3 +33,16 @@ def is_uniform(before_s: Seconds, after_s: Seconds) -> bool:
     expected_s = change_s * before_s / float(before_s.sum())
     deviation_s = float(np.abs(differences_s - expected_s).sum())
     return deviation_s < _UNIFORM * abs(change_s)
+
+
+def part_of_change(before_s: Seconds, after_s: Seconds) -> int | None:
+    """Return the index of the part that makes up most of a change.
+
+    None if no part does, or if all have changed by the same ratio.
+    """
+    part = part_with(before_s, after_s, _LEAST_SHARE)
+    if part is None or not is_uniform(before_s, after_s):
+        return part
+    # If nearly all of the step is one part, its own change looks uniform too.
+    share_of_step = float(before_s[part] / before_s.sum())
+    return part if share_of_step >= _NEARLY_WHOLE_STEP else None

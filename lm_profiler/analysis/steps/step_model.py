@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.part_changes import is_uniform, part_with
+from lm_profiler.analysis.steps.part_changes import is_uniform, part_of_change
 from lm_profiler.analysis.steps.statistics import (
     FEWEST_VALUES,
     Interval,
@@ -72,11 +72,6 @@ _LEAST_DEVIATIONS_OF_FEW = 4.0
 # By simulation: if measuring stops with at least so many, the interval is correct in 93 % of the cases, for AR(1) noise
 # of 0, 0.6 and 0.9.
 _FEWEST_INDEPENDENT_STEPS = 20.0
-
-# A change of level is attributed to a part with this share of it.
-_LEAST_SHARE_OF_CHANGE = 0.5
-# In a part that is this share of the step, a change cannot be distinguished from one of all parts.
-_NEARLY_WHOLE_STEP = 0.75
 
 _SMALLEST_LOG_EFFECT = math.log1p(SMALLEST_EFFECT)
 _WIDEST_LOG_HALF = 10.0  # the widest half interval, in logarithms
@@ -731,13 +726,10 @@ def _part_of_change(
     after_s = _mean_parts(model, parts_s, begin, end)
     if float(before_s.sum()) <= 0.0:
         return None
-    largest = part_with(before_s, after_s, _LEAST_SHARE_OF_CHANGE)
-    if is_uniform(before_s, after_s):
-        # If nearly all of the step is one part, its own change looks uniform too.
-        shares = before_s / before_s.sum()
-        if float(shares.max()) < _NEARLY_WHOLE_STEP:
-            return ALL_PARTS
-    return None if largest is None else list(parts_s)[largest]
+    index = part_of_change(before_s, after_s)
+    if index is not None:
+        return list(parts_s)[index]
+    return ALL_PARTS if is_uniform(before_s, after_s) else None
 
 
 def _mean_parts(

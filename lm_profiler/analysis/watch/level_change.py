@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lm_profiler.analysis.steps.part_changes import is_uniform, part_with
+from lm_profiler.analysis.steps.part_changes import (
+    is_uniform,
+    part_of_change,
+    part_with,
+)
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
 from lm_profiler.analysis.watch.step_blocks import Seconds
 from lm_profiler.record.parts import PARTS
 
-_PART_SHARE = 0.5  # a change is attributed to a part with this share of it
 _ONLY_PART_SHARE = 0.8  # with this share of the change, the part counts as the only one
-# In a part that is this share of the step, a change cannot be distinguished from one of all parts.
-_NEARLY_WHOLE_STEP = 0.75
 # in logarithms: the speed of real machines varies by this much, above all of shared ones
 _LARGEST_OF_MACHINE = 0.1
 # A change is undone if the level comes back to within this share of the change.
@@ -65,22 +66,14 @@ class LevelChange:
     @property
     def part(self) -> str | None:
         """The part that makes up most of the change; None if no part does, or all have changed by the same ratio."""
-        part = self._part_with(_PART_SHARE)
-        if part is None or not self.is_uniform:
-            return part
-        # If nearly all of the step is one part, its own change looks uniform too.
-        share_of_step = float(self.before_s[PARTS.index(part)] / self.before_s[-1])
-        return part if share_of_step >= _NEARLY_WHOLE_STEP else None
+        # without the whole step, which is the last entry of a level
+        index = part_of_change(self.before_s[:-1], self.after_s[:-1])
+        return None if index is None else PARTS[index]
 
     @property
     def only_part(self) -> str | None:
         """The part of the step that makes up nearly all of the change; None if no part alone does."""
-        return self._part_with(_ONLY_PART_SHARE)
-
-    def _part_with(self, share: float) -> str | None:
-        """Return the part that changed most, if it makes up at least ``share`` of the change."""
-        # without the whole step, which is the last entry of a level
-        index = part_with(self.before_s[:-1], self.after_s[:-1], share)
+        index = part_with(self.before_s[:-1], self.after_s[:-1], _ONLY_PART_SHARE)
         return None if index is None else PARTS[index]
 
     @property

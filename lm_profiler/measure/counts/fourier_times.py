@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lm_profiler.measure.counts.convolution_trials import (
+    ConvolutionForm,
+    share_in_form,
+)
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
 
-_FORWARD = "aten::convolution"
-_BACKWARD = "aten::convolution_backward"
 _LEAST_KERNEL = 64  # elements; shorter kernels gain nothing
 _MOST_DIMENSIONS = 2  # of a signal or an image
 # The transformed kernels may have this many elements, of 8 or 16 bytes: with many channels they take far more memory
@@ -27,22 +29,8 @@ def fourier_share(call: TimedCall, trials: OperatorTrials) -> float | None:
 
     None for other calls and devices, for short kernels, strides and dilation, and if the time is unknown.
     """
-    by_fft: Callable[..., Any]
-    if call.kwargs:  # torch itself passes all arguments by their positions
-        return None
-    if call.name == _FORWARD:
-        signals, weight, _, *settings = call.args
-        by_fft = _convolution
-    elif call.name == _BACKWARD:
-        _, signals, weight, _, *settings = call.args
-        by_fft = _convolution_backward
-    else:
-        return None
-    is_on_cpu = signals.device.type == "cpu"
-    if not is_on_cpu or not _has_long_kernel(signals, weight, settings):
-        return None
-    trial = trials.repeat(call, _unchanged, changed_operator=by_fft)
-    return None if trial is None else trial.changed_share(call)
+    form = ConvolutionForm(_has_long_kernel, _convolution, _convolution_backward)
+    return share_in_form(form, call, trials)
 
 
 def _has_long_kernel(signals: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
@@ -159,7 +147,3 @@ def _cut(whole: Tensor, starts: Sequence[int], lengths: Sequence[int]) -> Tensor
     for dimension, length in zip(dimensions, lengths, strict=True):
         part = part.narrow(dimension, 0, length)
     return part
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor

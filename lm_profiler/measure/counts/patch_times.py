@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
+from lm_profiler.measure.counts.convolution_trials import (
+    ConvolutionForm,
+    share_in_form,
+)
 from lm_profiler.measure.counts.operator_trials import OperatorTrials, TimedCall
-
-_FORWARD = "aten::convolution"
-_BACKWARD = "aten::convolution_backward"
 
 
 def linear_share(call: TimedCall, trials: OperatorTrials) -> float | None:
@@ -21,21 +22,8 @@ def linear_share(call: TimedCall, trials: OperatorTrials) -> float | None:
     Cutting the patches and putting them together is included. None for other calls and devices, for patches that
     overlap or have a single element, and if the time is unknown.
     """
-    linear: Callable[..., Any]
-    if call.kwargs:  # torch itself passes all arguments by their positions
-        return None
-    if call.name == _FORWARD:
-        images, weight, _, *settings = call.args
-        linear = _linear
-    elif call.name == _BACKWARD:
-        _, images, weight, _, *settings = call.args
-        linear = _linear_backward
-    else:
-        return None
-    if images.device.type != "cpu" or not _cuts_patches(images, weight, settings):
-        return None
-    trial = trials.repeat(call, _unchanged, changed_operator=linear)
-    return None if trial is None else trial.changed_share(call)
+    form = ConvolutionForm(_cuts_patches, _linear, _linear_backward)
+    return share_in_form(form, call, trials)
 
 
 def _cuts_patches(images: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
@@ -119,7 +107,3 @@ def _joined_patches(patches: Tensor, images: Tensor, weight: Tensor) -> Tensor:
     for count, length in zip(dimensions_of_counts, dimensions_of_lengths, strict=True):
         order += [count, length]
     return divided.permute(order).reshape(images.shape)
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
